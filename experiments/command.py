@@ -176,15 +176,14 @@ def costs(plan: "Grid", seeds: int | None, arms: list[str], at_once: int) -> str
 
 def write(plan: "Grid", folder: Path, seeds: int | None) -> dict[str, Any] | None:
     """results.json, report.html and picture.svg of the runs that are there; None where there is none yet."""
-    from .page import write_report
-    from .results import read_choices, read_runs, summarise, write_results
+    from . import page
+    from .results import read_choices, read_runs, summarise
 
     runs = read_runs(plan, folder, seeds)
     if not any(runs.values()):
         return None
     document = summarise(plan, runs, read_choices(plan, folder), seeds)
-    write_results(folder, document)
-    write_report(folder, document, runs)
+    page.write(folder, document, runs)
     return document
 
 

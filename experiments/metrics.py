@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from .grid import Spread
-from .record import RunRecord
+from .record import Exam, RunRecord
 from .statistics import moving_average, oscillation, window_of
 
 TRAINING_SET, LOCAL = "reward/training_set", "reward/local"
@@ -93,6 +93,7 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
     `spread` is the grid's: without it, figures of a trait's spread are left out.
     """
     (began, start), end, nodes = exam_means(record)[0], exam_means(record)[-1][1], len(record.nodes)
+    untrained = [exam.untrained for exam in _exams(record) if exam.untrained is not None]
     means = (TRAINING_SET, LOCAL, "share/zero_advantage", "staleness/rounds")
     found = {
         **{name: overall_mean(record, name) for name in means},
@@ -114,7 +115,7 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
         "lr": record.lr,
         "seconds": record.seconds,
         "cpu_seconds": record.cpu_seconds,
-        PASS_UNTRAINED: _untrained(record),
+        PASS_UNTRAINED: fmean(untrained) if untrained else None,
         "ensemble/routed": record.routed,
     }
     if spread is not None:
@@ -178,24 +179,22 @@ def bytes_until(record: RunRecord) -> list[float] | None:
     return [spent[round] / len(record.nodes) for round, _ in exam_means(record)]
 
 
+def _exams(record: RunRecord, *, last: bool = True) -> list[Exam]:
+    """The nodes' last exams, or their first."""
+    rounds = {exam.round for exam in record.exams}
+    return [exam for exam in record.exams if exam.round == (max(rounds) if last else min(rounds))]
+
+
 def task_passes(record: RunRecord, *, last: bool) -> dict[str, float]:
     """Mean pass@1 of the nodes by data set, in the last exam or the first."""
-    rounds = {exam.round for exam in record.exams}
-    chosen = [exam for exam in record.exams if exam.round == (max(rounds) if last else min(rounds))]
+    chosen = _exams(record, last=last)
     names = sorted({task for exam in chosen for task in exam.tasks})
     return {name: fmean(exam.tasks[name] for exam in chosen if name in exam.tasks) for name in names}
 
 
 def node_passes(record: RunRecord) -> dict[str, float]:
     """pass@1 of every node in the last exam."""
-    last = max(exam.round for exam in record.exams)
-    return {exam.node: exam.pass_at_1 for exam in record.exams if exam.round == last}
-
-
-def _untrained(record: RunRecord) -> float | None:
-    last = max(exam.round for exam in record.exams)
-    passes = [exam.untrained for exam in record.exams if exam.round == last and exam.untrained is not None]
-    return fmean(passes) if passes else None
+    return {exam.node: exam.pass_at_1 for exam in _exams(record)}
 
 
 def rounds_to_half(record: RunRecord, spread: Spread) -> float | None:

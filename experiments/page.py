@@ -1,5 +1,6 @@
 """report.html of an experiment: one self-contained page, readable in the dark and in the light."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,16 @@ from sapo.core.atomic_file import write_atomically
 
 from . import charts, text
 from .metrics import WAYS
-from .results import PICTURE, REPORT, Runs
+from .results import PICTURE, REPORT, RESULTS, Runs
 from .text import Json
 
 
-def write_report(folder: Path, document: Json, runs: Runs) -> Path:
-    """Write report.html and picture.svg, each whole or not at all; returns the page."""
-    path = folder / REPORT
-    write_atomically(path, page(document, runs))
+def write(folder: Path, document: Json, runs: Runs) -> None:
+    """Write results.json, report.html and picture.svg, each whole or not at all."""
+    data = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(folder / RESULTS, data)
+    write_atomically(folder / REPORT, page(document, runs))
     write_atomically(folder / PICTURE, charts.picture(document))
-    return path
 
 
 def page(document: Json, runs: Runs) -> str:

@@ -5,12 +5,12 @@ Raw records go in, plain JSON values come out; what was not measured, or is unkn
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sapo.core.atomic_file import write_atomically
 from sapo.core.errors import UserError
 
 from . import metrics
@@ -53,14 +53,12 @@ Runs = Mapping[str, Mapping[int, RunRecord]]
 
 def read_runs(grid: Grid, folder: Path, seeds: int | None = None) -> dict[str, dict[int, RunRecord]]:
     """The records in an experiment's folder that are of this very grid; an arm without any is empty."""
-    runs: dict[str, dict[int, RunRecord]] = {}
+    runs: dict[str, dict[int, RunRecord]] = {arm: {} for arm in grid.arms}
     for arm in grid.arms:
-        try:
-            jobs = report_jobs(grid, folder, seeds, [arm])
-        except LookupError:  # its learning rate is not chosen yet
-            jobs = []
-        records = ((job.seed, found(grid, folder, job)) for job in jobs)
-        runs[arm] = {seed: record for seed, record in records if record is not None}
+        with suppress(LookupError):  # its learning rate is not chosen yet
+            for job in report_jobs(grid, folder, seeds, [arm]):
+                if (record := found(grid, folder, job)) is not None:
+                    runs[arm][job.seed] = record
     return runs
 
 
@@ -68,10 +66,8 @@ def read_choices(grid: Grid, folder: Path) -> dict[str, Choice]:
     """The tuned learning rates of the arms whose tuning is complete."""
     choices: dict[str, Choice] = {}
     for arm in grid.arms:
-        try:
+        with suppress(LookupError):
             choices |= chosen(grid, folder, [arm])
-        except LookupError:
-            continue
     return choices
 
 
@@ -391,10 +387,3 @@ def verdict(row: Mapping[str, Any]) -> str:
         medians = [float("inf") if value is None else value for value in row["medians"]]
         size = 0.0 if medians[0] == medians[1] else medians[0] - medians[1]
     return "higher" if size > 0 else "lower" if size < 0 else "not told apart"
-
-
-def write_results(folder: Path, document: Mapping[str, Any]) -> Path:
-    """Write results.json whole or not at all."""
-    path = folder / RESULTS
-    write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    return path

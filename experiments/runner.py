@@ -9,7 +9,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sapo.cli.report.live_view import View, duration, number
@@ -109,21 +109,17 @@ def _ready(grid: Grid, folder: Path, seeds: int | None, arms: Sequence[str]) -> 
     return jobs
 
 
+@dataclass
 class _Conduct:
-    def __init__(
-        self,
-        grid: Grid,
-        folder: Path,
-        pool: Pool,
-        view: View,
-        keep: Callable[[RunRecord], None],
-        stop: threading.Event,
-    ) -> None:
-        self.grid, self.folder, self.pool, self.view, self.keep = grid, folder, pool, view, keep
-        self.stop = stop
-        self.failed: list[Ended] = []
-        self.done = 0.0
-        """Groups of the runs that are there; what a run's time goes with."""
+    grid: Grid
+    folder: Path
+    pool: Pool
+    view: View
+    keep: Callable[[RunRecord], None]
+    stop: threading.Event
+    failed: list[Ended] = field(default_factory=list)
+    done: float = 0.0
+    """Groups of the runs that are there; what a run's time goes with."""
 
     def run(self, jobs: Sequence[Job], later: Sequence[Job]) -> None:
         """Make those of `jobs` that are missing; `later` only counts."""

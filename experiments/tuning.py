@@ -7,6 +7,7 @@ from statistics import fmean
 from pydantic import BaseModel, ConfigDict
 
 from .grid import Grid, run_digest
+from .metrics import exam_means
 from .record import Job, RunRecord, load_record
 
 
@@ -43,7 +44,7 @@ def chosen(grid: Grid, folder: Path, arms: Sequence[str] = ()) -> dict[str, Choi
         record = found(grid, folder, job)
         if record is None or job.lr is None:
             raise LookupError(f"not there yet: {job.label}")
-        scores.setdefault(job.arm, {}).setdefault(job.lr, []).append(last_pass(record))
+        scores.setdefault(job.arm, {}).setdefault(job.lr, []).append(exam_means(record)[-1][1])
     result = {}
     for arm, by_lr in scores.items():
         best = max(sorted(by_lr), key=lambda lr: fmean(by_lr[lr]))
@@ -59,9 +60,3 @@ def chosen(grid: Grid, folder: Path, arms: Sequence[str] = ()) -> dict[str, Choi
 def found(grid: Grid, folder: Path, job: Job) -> RunRecord | None:
     """A job's record, if it is there and of this very run."""
     return load_record(folder, job, run_digest(grid, job))
-
-
-def last_pass(record: RunRecord) -> float:
-    """Mean held-out pass@1 of all nodes in the last exam."""
-    last = max(exam.round for exam in record.exams)
-    return fmean(exam.pass_at_1 for exam in record.exams if exam.round == last)
