@@ -382,10 +382,11 @@ def _check_nodes(arm: Arm, exam: ExamPlan, config: Config) -> None:
         if not number.isdigit() or int(number) >= nodes:
             problem = f"{place} has nodes 0 to {nodes - 1}"
             raise UserError("node", number, problem, "name one of them or raise swarm.nodes")
-    attackable = config.rules.answer == "tags" and ATTACKED in {one.dataset for one in config.tasks}
-    if arm.attack is not None and not attackable:
-        problem = f"{place} attacks {ATTACKED} where the answer stands in tags, and nobody asks it so"
-        raise UserError("arm.attack", arm.attack, problem, "use preset tiny, or leave it out")
+    asked = config.rules.answer == "tags" and ATTACKED in {one.dataset for one in config.manifest_tasks()}
+    taken = config.batch.external and arm.control in (None, "shuffled")
+    if arm.attack is not None and not (asked and taken):
+        problem = f"it comes with foreign groups of {ATTACKED} in tags, and none are asked, or taken"
+        raise UserError(f"{place}: attack", arm.attack, problem, "leave it out, or see grid planted")
     if arm.node_rounds is not None and len(arm.node_rounds) != nodes:
         problem = f"it has {nodes} nodes"
         raise UserError(f"{place}: node_rounds", arm.node_rounds, problem, "give the rounds of each")

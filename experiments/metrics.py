@@ -17,7 +17,8 @@ TOTAL, TOTAL_LOCAL = "total/training_set", "total/local"
 PER_NODE = "tokens/generated_per_node"
 WIRE, WEIGHTS_SPREAD = "wire/bytes", "gossip/spread"
 TO_HALF, PASS_SPREAD, SHARE_SPREAD = "spread/rounds_to_half", "spread/pass_at_1", "spread/share"
-ANSWER_SPREAD, HOSTILE = "spread/tokens", "share/hostile_tokens"
+ANSWER_SPREAD = "spread/tokens"
+FOREIGN, HOSTILE = "learn/token_share_external", "share/hostile_tokens"
 PASS_UNTRAINED = "pass_at_1/untrained"
 WAYS: Mapping[str, str] = {
     "best_single": "the best node alone, chosen with hindsight",
@@ -57,7 +58,8 @@ MEANINGS: Mapping[str, str] = {
     SHARE_SPREAD: "share of these nodes' own answers (of one task where the grid says so) that have the "
     "trait, in as many last rounds as a moving average has",
     ANSWER_SPREAD: "tokens of such an answer in these rounds",
-    HOSTILE: "share of the tokens learned from that a hostile author wrote, mean over nodes and rounds",
+    FOREIGN: "share of the tokens learned from that others wrote, mean over nodes and rounds",
+    HOSTILE: "the share of those that a hostile author wrote",
     PASS_SPREAD: "share of held-out questions passed after the last round, mean over these nodes",
     WIRE: "bytes that a node sent and took in, of groups and of weights, mean over nodes; where the grid is "
     "about gossip",
@@ -94,7 +96,7 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
     """
     (began, start), end, nodes = exam_means(record)[0], exam_means(record)[-1][1], len(record.nodes)
     untrained = [exam.untrained for exam in _exams(record) if exam.untrained is not None]
-    means = (TRAINING_SET, LOCAL, "share/zero_advantage", "staleness/rounds")
+    means = (TRAINING_SET, LOCAL, "share/zero_advantage", "staleness/rounds", FOREIGN, HOSTILE)
     found = {
         **{name: overall_mean(record, name) for name in means},
         TOTAL: total(record, TRAINING_SET),
@@ -105,7 +107,6 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
         "tokens/generated": total(record, "tokens/generated"),
         PER_NODE: total(record, "tokens/generated") / nodes,
         "tokens/trained": total(record, "learn/tokens"),
-        HOSTILE: overall_mean(record, HOSTILE),
         "groups/external": overall_mean(record, "sampler/external"),
         "oscillation/training_set": oscillation(agent_mean(record, TRAINING_SET)),
         "oscillation/local": oscillation(agent_mean(record, LOCAL)),

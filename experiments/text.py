@@ -53,7 +53,8 @@ COSTS = (
     ("oscillation, local", "oscillation/local", ".4f"),
     ("tokens of an answer", metrics.ANSWER_SPREAD, ".1f"),
     ("answers with the trait", metrics.SHARE_SPREAD, ".1%"),
-    ("learned from the hostile", metrics.HOSTILE, ".1%"),
+    ("learned from others", metrics.FOREIGN, ".1%"),
+    ("from the hostile", metrics.HOSTILE, ".1%"),
 )
 """Heading, figure and format of what an arm took."""
 COSTS_HEAD = ("arm", "nodes", "rounds", *(one[0] for one in COSTS), "wall time of a run", "processor time")
