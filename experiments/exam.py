@@ -23,12 +23,7 @@ from .record import Exam, Together
 
 
 def questions_for(
-    config: Config,
-    plan: ExamPlan,
-    workers: TaskWorkers,
-    *,
-    tuning: bool,
-    tasks: Sequence[Task] | None = None,
+    config: Config, plan: ExamPlan, workers: TaskWorkers, *, tuning: bool, tasks: Sequence[Task] | None = None
 ) -> list[Question]:
     """A seed's held-out questions, of all tasks that any node asks, or of others.
 
