@@ -67,7 +67,12 @@ class Pool:
     def give(self, job: Job) -> None:
         """Have a run made. Raises `KeyError` when all workers are busy."""
         number, executor = self._idle.popitem()
-        self._busy[executor.submit(make, self._grid, job, self._folder)] = job, number, executor
+        try:
+            future = executor.submit(make, self._grid, job, self._folder)
+        except BrokenProcessPool:  # it died since its last run
+            executor = self._start(number)
+            future = executor.submit(make, self._grid, job, self._folder)
+        self._busy[future] = job, number, executor
 
     def wait(self, seconds: float) -> list[Ended]:
         """The runs that ended since the last call; waits so long for the first."""
