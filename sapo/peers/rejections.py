@@ -82,7 +82,12 @@ class Refusals:
     def _row(self, refused: Refused, received: Received) -> RefusalRow:
         signed, named = received.signed, ("group_id", "content_sha256", "key", "signature")
         return RefusalRow(
-            *(refused.code, refused.detail, 1, self._clock(), received.bus_position, len(signed.payload)),
+            reason=refused.code,
+            detail=refused.detail,
+            count=1,
+            found_at=self._clock(),
+            bus_position=received.bus_position,
+            payload_bytes=len(signed.payload),
             published_at=received.timestamp,
             payload=signed.payload[:NODE_BYTES],
             **{name: getattr(signed, name) for name in named},
@@ -90,8 +95,15 @@ class Refusals:
 
     def _malformed(self, found: Malformed) -> RefusalRow:
         payload = None if found.payload is None else found.payload[:NODE_BYTES]
-        said = ("malformed_record", "no signed group at all", 1, self._clock())
-        return RefusalRow(*said, found.bus_position, found.payload_bytes, payload=payload)
+        return RefusalRow(
+            reason="malformed_record",
+            detail="no signed group at all",
+            count=1,
+            found_at=self._clock(),
+            bus_position=found.bus_position,
+            payload_bytes=found.payload_bytes,
+            payload=payload,
+        )
 
     def _sample(self, author: str, reason: str, row: Callable[[], RefusalRow], count: int = 1) -> None:
         """Let a row stand for so many refusals: one of the author's own or, where many have one, all others'.
