@@ -120,6 +120,7 @@ class _Conduct:
     failed: list[Ended] = field(default_factory=list)
     done: float = 0.0
     """Groups of the runs that are there; what a run's time goes with."""
+    shown: float = 0.0
 
     def run(self, jobs: Sequence[Job], later: Sequence[Job]) -> None:
         """Make those of `jobs` that are missing; `later` only counts."""
@@ -136,7 +137,8 @@ class _Conduct:
                 if self._over(ended).fatal:
                     waiting = [job for job in waiting if job.arm != ended.job.arm]
             under_way = sum(read_progress(self.folder, job) * costs[job] for job in self.pool.at)
-            self.view.step("groups", int(self.done + under_way), int(total))
+            self.shown = max(self.shown, self.done + under_way)  # a note of progress goes first
+            self.view.step("groups", int(self.shown), int(total))
 
     def _over(self, ended: Ended) -> Ended:
         """Take note of a run that is over: what it came to, or why it could not be made."""
