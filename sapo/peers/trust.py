@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
-from sapo.peers.keyring import find_card
+from sapo.peers.keyring import key_of
 
 _KEY = re.compile("[0-9a-f]{64}")
 
@@ -17,8 +17,8 @@ def keys_of(names: Sequence[str], home: Home) -> frozenset[str]:
 
     Anybody may call itself by a name, so a name stands for the key that the node of this site has.
     """
-    cards = [find_card(home.card(name)) for name in names if _KEY.fullmatch(name) is None]
-    return frozenset(name for name in names if _KEY.fullmatch(name)) | {card.key for card in cards if card}
+    keys = (name if _KEY.fullmatch(name) else key_of(home, name) for name in names)
+    return frozenset(key for key in keys if key is not None)
 
 
 def refuse_strange_names(config: Config) -> None:

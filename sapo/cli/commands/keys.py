@@ -54,7 +54,6 @@ def show(
     found, settings = _locate(preset, config, [*(sets or []), *OPEN], nodes, home)
     rows = []
     for name in found.here(settings):
-        found.make_node(name)
         held = _held(found, settings, name)
         copy = keyring.data_folder() / f"{held.identity.key}.pem"
         rows.append(
@@ -95,7 +94,7 @@ def backup(
     held = [_held(found, settings, name) for name in names if found.key(name).exists()]
     if not held:
         raise UserError("--home", str(found.root), "holds no key to back up", "name another home or node")
-    secret = backups.passphrase_given() or (_ask(confirm=True) if passphrase else None)
+    secret = os.environ.get(backups.PASSPHRASE) or (_ask(confirm=True) if passphrase else None)
     backups.write(held, file, secret)
     for one in held:
         print(f"{one.card.node}: {one.identity.key}")
@@ -135,12 +134,12 @@ def restore(
         for key in wanted:
             _pick(settings, found, key.card.node)
         encrypted = any("ENCRYPTED" in key.pem for key in wanted)
-        secret = (backups.passphrase_given() or _ask(confirm=False)) if encrypted else None
+        secret = (os.environ.get(backups.PASSPHRASE) or _ask(confirm=False)) if encrypted else None
         held = backups.opened(wanted, file, secret)
     else:
         node = _pick(settings, found, node)
         held = [keyring.load_kept(source)]
-    for one in backups.restore(found, settings.swarm.name, held, node):
+    for one in keyring.place(found, held, settings.swarm.name, node):
         print(f"{one.card.node}: {one.identity.key}")
 
 
@@ -201,7 +200,6 @@ def accept(
     manifest = found.load_manifest() if found.manifest.exists() else Manifest.of(settings)
     read, now = membership.Token.read(token), time.time()
     name = _pick(settings, found, node)
-    found.make_node(name)
     held = _held(found, settings, name)
     read.refuse_unfit(manifest, held.identity.key, now)
     card = held.card.model_copy(update={"invitation": read.invitation})
