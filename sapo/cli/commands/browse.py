@@ -218,7 +218,7 @@ def report(home: HomeOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(figures.written())
     else:
-        from sapo.cli.report.live_view import print_summary
+        from sapo.cli.report.run_tables import print_summary
 
         print_summary(figures, found, program())
 

@@ -318,11 +318,12 @@ def run(config: Config, home: Home) -> int:
     """Run a swarm to its end or its interruption, show it, sum it up; returns the exit code."""
     config = check_start(config, home, config.nodes)
 
-    from sapo.cli.report.live_view import RUN_HINT, open_view, print_summary
+    from sapo.cli.report.live_view import RUN_HINT, open_view
 
     console = Console()
     with open_view(config.swarm.name, console, hint=RUN_HINT) as view:
         from sapo.cli.report.run_page import write_report
+        from sapo.cli.report.run_tables import print_summary
         from sapo.ops.process_group import OWING
         from sapo.ops.supervisor import run_swarm
 

@@ -208,7 +208,8 @@ def evaluate(
 
     from rich.console import Console
 
-    from sapo.cli.report.live_view import SummaryTable, open_view, sentences
+    from sapo.cli.report.live_view import open_view
+    from sapo.cli.report.run_tables import SummaryTable, sentences
     from sapo.ops.summary import read_run, summarise
 
     with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
