@@ -154,25 +154,15 @@ def show(document: "Document", page: "Path | None") -> None:
     def say(text: str, style: str = "") -> None:
         console.print(printable(text), style=style, markup=False, highlight=False)
 
-    if document["kind"] == "group":
-        say(f"group {document['group_id']}", "bold")
-        for line in (*lineage_page.asked(document), *lineage_page.life(document)):
-            say(line)
-        answers = lineage_page.answer_table(document)
-        show_table(console, answers.head, answers.rows)
-    elif document["kind"] == "swarm":
-        say(lineage_page.headline(document), "bold")
-        show_table(console, lineage_page.AUTHORS, lineage_page.author_rows(document))
-        say("trained tokens, by author and learner")
-        show_table(console, *lineage_page.taught_table(document))
-    else:
-        say(lineage_page.headline(document), "bold")
-        say(lineage_page.coverage(document))
-        say(lineage_page.amount(document))
-        show_table(console, lineage_page.PEERS, lineage_page.peer_rows(document))
-        show_table(console, lineage_page.TASKS, lineage_page.task_rows(document))
-        show_table(console, ("link", "the version", "the history", ""), lineage_page.link_rows(document))
-        show_table(console, ("digest", ""), lineage_page.digest_rows(document))
+    say(
+        f"group {document['group_id']}" if "group_id" in document else lineage_page.headline(document), "bold"
+    )
+    for line in lineage_page.lines(document):
+        say(line)
+    for title, table in lineage_page.tables(document).items():
+        if document["kind"] == "swarm":
+            say(title)
+        show_table(console, table.head, table.rows)
     for note in document["notes"]:
         say(f"note: {note}")
     for problem in document["problems"]:

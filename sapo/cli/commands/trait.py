@@ -1,15 +1,11 @@
 """`sapo trait`: how a trait of answers spread from node to node."""
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sapo.cli.commands.lineage import show_table
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json
-
-if TYPE_CHECKING:
-    from sapo.provenance.trait_spread import NodeTrait
 
 HEAD = ("node", "answers", "share at first", "at the end", "first own use", "first learned from", "half")
 
@@ -42,30 +38,29 @@ def trait(
         store = Store(config.history.uri or str(found.history))
         spread = trait_spread(store, config.swarm.name, name, pattern)
     if as_json:
-        print_json(asdict(spread))
-    elif spread.nodes:
-        show_table(Console(), HEAD, [row(node) for node in spread.nodes])
+        print_json(spread)
+    elif spread["nodes"]:
+        show_table(Console(), HEAD, [row(node) for node in spread["nodes"]])
     else:
         print("the history holds no answers yet")
 
 
-def row(node: "NodeTrait") -> tuple[str, ...]:
+def row(node: dict[str, Any]) -> tuple[str, ...]:
     """Cells of the table, columns as `HEAD`."""
     from sapo.cli.report.html import percent
     from sapo.provenance.trait_spread import WINDOW
 
+    first, lesson, half = node["first_use"], node["first_lesson"], node["half"]
     taught = "never"
-    if node.first_lesson is not None:
-        author = "its own" if node.first_lesson.source == "local" else f"{node.first_lesson.producer}'s"
-        taught = f"round {node.first_lesson.round}, {author} {node.first_lesson.group_id[:12]}"
-    ends = (node.shares[:WINDOW], node.shares[-WINDOW:])
-    first, last = (percent(sum(share for _, share in end) / len(end)) if end else "–" for end in ends)
+    if lesson is not None:
+        author = "its own" if lesson["source"] == "local" else f"{lesson['producer']}'s"
+        taught = f"round {lesson['round']}, {author} {lesson['group_id'][:12]}"
+    ends = (node["shares"][:WINDOW], node["shares"][-WINDOW:])
     return (
-        f"{node.node} {node.key[:8]}",
-        f"{node.answers:,}",
-        first,
-        last,
-        "never" if node.first_use is None else f"round {node.first_use.round}",
+        f"{node['node']} {node['key'][:8]}",
+        f"{node['answers']:,}",
+        *(percent(sum(share for _, share in end) / len(end)) if end else "–" for end in ends),
+        "never" if first is None else f"round {first['round']}",
         taught,
-        "never" if node.half is None else f"round {node.half}",
+        "never" if half is None else f"round {half}",
     )

@@ -298,7 +298,7 @@ def further_columns(rows: "Sequence[NodeStatus]") -> list[tuple[str, int, Show]]
     """A column for each trait that the nodes measure, and for each of `METHODS` that they use."""
     series = [name for row in rows for name in row.shown]
     names = dict.fromkeys(found[1] for name in series if (found := TRAIT.fullmatch(name)))
-    columns = [(name, 3, partial(_share, f"trait/{name}")) for name in names]
+    columns: list[tuple[str, int, Show]] = [(name, 3, partial(_share, f"trait/{name}")) for name in names]
     return columns + [(head, 5, partial(_share, name)) for name, head in METHODS if name in series]
 
 
