@@ -36,8 +36,7 @@ def rollouts(
     ] = None,
     text: Annotated[str | None, typer.Option(help="Occurs in question or answer, whatever its case.")] = None,
     limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="At most so many rows, newest first: 20, or all with --parquet."),
+        int | None, typer.Option(min=1, help="At most so many rows, newest first: 20, or all with --parquet.")
     ] = None,
     completions: Annotated[bool, typer.Option("--completions", help="A row per completion.")] = False,
     as_json: JsonOption = False,

@@ -67,12 +67,7 @@ def verify(
             raise UserError(missing[0], None, "is missing", "see `sapo verify --help`")
         text = sys.stdin.read() if text == "-" else text
         items = [(make_recipe("", dataset, config, seed, index), text)]
-    for line in score(
-        items,
-        form,
-        where=(lambda i: f"--jsonl line {i + 1}: ") if jsonl else None,
-        show=show,
-    ):
+    for line in score(items, form, where=(lambda i: f"--jsonl line {i + 1}: ") if jsonl else None, show=show):
         print(line)
 
 

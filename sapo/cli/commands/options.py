@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 SHIPPED_PRESETS = (
     "Settings that ship with sapo: tiny, starter, paper, qwen-0.5b, qwen-1.5b-lora or qwen-0.5b-2gpu."
 )
-PresetOption = Annotated[
-    str | None,
-    typer.Option("--preset", metavar="NAME", help=SHIPPED_PRESETS),
-]
+PresetOption = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=SHIPPED_PRESETS)]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(

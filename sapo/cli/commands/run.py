@@ -104,8 +104,7 @@ def node(
 
 def member(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Such as gpt0; not needed where the site has one."),
+        str | None, typer.Argument(metavar="[NAME]", help="Such as gpt0; not needed where the site has one.")
     ] = None,
     config: ConfigOption = None,
     sets: SetOption = None,

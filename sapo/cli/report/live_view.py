@@ -287,10 +287,7 @@ COLUMNS: tuple[tuple[str, int, Show], ...] = (
 )
 """Heading, rank and figure of each column that all nodes have."""
 TRAIT = re.compile(r"trait/([^/]+)")
-METHODS = (
-    ("adaptive/weight", "foreign\nweight"),
-    ("gossip/partners", "steps\npaired"),
-)
+METHODS = (("adaptive/weight", "foreign\nweight"), ("gossip/partners", "steps\npaired"))
 """Series of samplers and of gossip that have a column where a node has them."""
 
 

@@ -18,13 +18,7 @@ from sapo.core.config.load import Config, merge, nested, parse, preset_values, p
 from sapo.core.config.manifest import Manifest
 from sapo.core.config.members import OpenAIMember
 from sapo.core.config.prompt import Prompt
-from sapo.core.config.schema import (
-    BatchConfig,
-    GenerateConfig,
-    LearnConfig,
-    Lora,
-    Section,
-)
+from sapo.core.config.schema import BatchConfig, GenerateConfig, LearnConfig, Lora, Section
 from sapo.core.config.swarm import Swarm
 from sapo.core.errors import UserError
 
