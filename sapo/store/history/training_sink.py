@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from sapo.core.types import Batch, BatchGroup, RoundResult, Sample, canonical, sha256
+from sapo.core.types import Batch, BatchGroup, Recipe, RoundResult, Sample, canonical, sha256
 from sapo.store.history.rollout_rows import split_position
 from sapo.store.history.tables import (
     QUARANTINE,
@@ -26,22 +26,12 @@ log = logging.getLogger(__name__)
 
 _SORTED = sorted(TRAINING.names)
 """Columns in the order of a row's canonical JSON."""
-_OWN = frozenset(
-    {
-        "k",
-        "token_ids",
-        "loss_mask",
-        "text",
-        "finish_reason",
-        "outcome",
-        "score",
-        "advantage",
-        "behaviour_logprobs",
-        "retokenised",
-        "tensor_crc32",
-    }
-)
-"""Those of them that are a completion's own."""
+BATCH = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "guard", "temperature")
+GROUP = tuple(name for name in BatchGroup.model_fields if name not in ("recipe", "samples"))
+RECIPE, SAMPLE = tuple(Recipe.model_fields), tuple(Sample.model_fields)
+"""Fields that are columns of the same name."""
+_OWN = frozenset({*SAMPLE, "tensor_crc32"})
+"""Columns that are a completion's own."""
 
 
 class OwedRound(Protocol):
@@ -183,16 +173,9 @@ def rows(
     """
     _check_order(batch)
     shared = {
-        "swarm": batch.swarm,
-        "node": batch.node,
-        "incarnation": batch.incarnation,
-        "round": batch.round,
+        **{name: getattr(batch, name) for name in BATCH},
         "policy_version_before": batch.policy_version,
         "policy_version_after": result.policy_version,
-        "schema_version": batch.schema_version,
-        "learn": batch.learn,
-        "guard": batch.guard,
-        "temperature": batch.temperature,
         "finished_at": result.finished_at,
         "weights_sha256": result.weights_sha256,
         "skipped": result.skipped,
@@ -231,38 +214,13 @@ def _check_order(batch: Batch) -> None:
 
 
 def _group_columns(group: BatchGroup) -> dict[str, Any]:
-    return {
-        "position": group.position,
-        "group_id": group.group_id,
-        "content_sha256": group.content_sha256,
-        "source": group.source,
-        "producer": group.producer,
-        "producer_key": group.producer_key,
-        "producer_version": group.producer_version,
-        "dataset": group.recipe.dataset,
-        "config": group.recipe.config,
-        "seed": group.recipe.seed,
-        "index": group.recipe.index,
-        "question": group.question,
-        "age_s": group.age_s,
-        "bus_position": group.bus_position,
-    }
+    recipe = {name: getattr(group.recipe, name) for name in RECIPE}
+    return {name: getattr(group, name) for name in GROUP} | recipe
 
 
 def _sample_columns(sample: Sample) -> dict[str, Any]:
-    logprobs = sample.behaviour_logprobs
-    return {
-        "k": sample.k,
-        "token_ids": list(sample.token_ids),
-        "loss_mask": list(sample.loss_mask),
-        "text": sample.text,
-        "finish_reason": sample.finish_reason,
-        "outcome": sample.outcome,
-        "score": sample.score,
-        "advantage": sample.advantage,
-        "behaviour_logprobs": None if logprobs is None else list(logprobs),
-        "retokenised": sample.retokenised,
-    }
+    values = ((name, getattr(sample, name)) for name in SAMPLE)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
 
 
 def _texts(columns: Mapping[str, Any]) -> dict[str, str]:
