@@ -77,7 +77,6 @@ def judge_swarm(
     home: Home,
     nodes: Sequence[str] | None = None,
     *,
-    cache: Path | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Judging:
     """Ask every node that has a new round the same held-out question, once; keeps the verdicts.
@@ -105,7 +104,7 @@ def judge_swarm(
                 questions = held_out_set(config, home, workers)
                 question = questions[rng(config.swarm.seed, "judge", number).randrange(len(questions))]
                 for name in new:
-                    answered = _judge(config, home, name, workers, question, number, cache, clock)
+                    answered = _judge(config, home, name, workers, question, number, clock)
                     if verdicts.add(answered):
                         standings[name] = verdicts.standings(name, answered.incarnation)[-1]
                     else:
@@ -120,11 +119,10 @@ def _judge(
     workers: TaskWorkers,
     question: Question,
     number: int,
-    cache: Path | None,
     clock: Callable[[], float],
 ) -> Verdict:
     own = config.for_node(name)
-    policy = load_initial(own, workers, cache or default_cache())
+    policy = load_initial(own, workers, default_cache())
     found = load_newest(home, name, policy)
     with closing(open_engine(own, policy)) as engine:
         ((completion,),) = engine.generate(
@@ -184,7 +182,6 @@ def evaluate_swarm(
     home: Home,
     nodes: Sequence[str] | None = None,
     *,
-    cache: Path | None = None,
     progress: Progress | None = None,
     rivals: Rivals | None = None,
 ) -> Sweep:
@@ -207,7 +204,7 @@ def evaluate_swarm(
         questions = held_out_set(config, home, workers)
         for name in names:
             own = config.for_node(name)
-            policy = load_initial(own, workers, cache or default_cache())
+            policy = load_initial(own, workers, default_cache())
             begun = _begun_with(own)
             if begun not in labels:
                 label = labels[begun] = (

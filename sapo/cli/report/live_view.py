@@ -57,13 +57,11 @@ class View(Protocol):
         """The run was asked to stop: say so, and what a second Ctrl-C does."""
 
 
-def open_view(
-    title: str, console: Console, clock: Callable[[], float] = time.monotonic, *, hint: str = ""
-) -> View:
+def open_view(title: str, console: Console, *, hint: str = "") -> View:
     """A live view on a terminal, plain lines elsewhere; `hint` is the last line of the live view."""
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(title, console, clock, hint)
-    return PlainView(title, console, clock)
+        return LiveView(title, console, hint)
+    return PlainView(title, console)
 
 
 class Pace:
@@ -99,25 +97,25 @@ class Pace:
 
 
 class _Progress:
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock, self.start = clock, clock()
+    def __init__(self) -> None:
+        self.start = time.monotonic()
         self._label, self._pace = "", Pace()
 
     def left(self, label: str, done: int, total: int) -> float | None:
         if label != self._label:
             self._label, self._pace = label, Pace()
-        return self._pace.left(self.clock(), done, total)
+        return self._pace.left(time.monotonic(), done, total)
 
     @property
     def elapsed(self) -> float:
-        return self.clock() - self.start
+        return time.monotonic() - self.start
 
 
 class LiveView:
     """A table that is redrawn in place, with a bar below it. Its clock goes on while nothing is reported."""
 
-    def __init__(self, title: str, console: Console, clock: Callable[[], float], hint: str = "") -> None:
-        self._title, self._progress, self._hint = title, _Progress(clock), hint
+    def __init__(self, title: str, console: Console, hint: str) -> None:
+        self._title, self._progress, self._hint = title, _Progress(), hint
         self._rows: Sequence[NodeStatus] = ()
         self._step: tuple[str, int, int] | None = (FIRST, 0, 1)
         self._left: float | None = None
@@ -178,8 +176,8 @@ class LiveView:
 class PlainView:
     """Lines for logs and pipes; at most one every `PLAIN_SECONDS`, and one whenever a step begins or ends."""
 
-    def __init__(self, title: str, console: Console, clock: Callable[[], float]) -> None:
-        self._title, self._console, self._progress = title, console, _Progress(clock)
+    def __init__(self, title: str, console: Console) -> None:
+        self._title, self._console, self._progress = title, console, _Progress()
         self._said_at: float | None = None
         self._said = ("", False)
         self._alarms: list[tuple[str, ...]] = [("", "")]
@@ -217,10 +215,10 @@ class PlainView:
         self._say(STOPPING)
 
     def _due(self) -> bool:
-        return self._said_at is None or self._progress.clock() - self._said_at >= PLAIN_SECONDS
+        return self._said_at is None or time.monotonic() - self._said_at >= PLAIN_SECONDS
 
     def _say(self, text: str) -> None:
-        self._said_at = self._progress.clock()
+        self._said_at = time.monotonic()
         stamp = duration(self._progress.elapsed)
         self._console.print(f"{stamp}  {self._title}  {text}", markup=False, highlight=False, soft_wrap=True)
 

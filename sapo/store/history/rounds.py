@@ -20,8 +20,9 @@ from pydantic import ValidationError
 
 from sapo.core.types import Batch, BatchGroup, Gossiped, Recipe, Sample, chained
 from sapo.store.history.query import Damaged
+from sapo.store.history.rollout_rows import RECIPE
 from sapo.store.history.tables import TRAINING, away
-from sapo.store.history.training_sink import BATCH, GROUP, RECIPE, SAMPLE, Counter, row_digest, transaction_id
+from sapo.store.history.training_sink import BATCH, GROUP, SAMPLE, Counter, row_digest, transaction_id
 
 ROUNDS_AT_ONCE = 64
 """Rounds of a node that are read together; bounds the memory of a long replay."""

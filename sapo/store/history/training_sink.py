@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from sapo.core.types import Batch, BatchGroup, Recipe, RoundResult, Sample, canonical, sha256
-from sapo.store.history.rollout_rows import split_position
+from sapo.core.types import Batch, BatchGroup, RoundResult, Sample, canonical, sha256
+from sapo.store.history.rollout_rows import RECIPE, fields, split_position
 from sapo.store.history.tables import (
     QUARANTINE,
     RECEIPTS,
@@ -28,7 +28,7 @@ _SORTED = sorted(TRAINING.names)
 """Columns in the order of a row's canonical JSON."""
 BATCH = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "guard", "temperature")
 GROUP = tuple(name for name in BatchGroup.model_fields if name not in ("recipe", "samples"))
-RECIPE, SAMPLE = tuple(Recipe.model_fields), tuple(Sample.model_fields)
+SAMPLE = tuple(Sample.model_fields)
 """Fields that are columns of the same name."""
 _OWN = frozenset({*SAMPLE, "tensor_crc32"})
 """Columns that are a completion's own."""
@@ -93,7 +93,7 @@ class TrainingSink:
             return
         until_committed(self.store.table_uri("training"), lambda: self._attempt(rounds, journal))
         receipts = [
-            {**self.place, "round": round, **_columns(movement)}
+            {**self.place, "round": round, **fields(movement, movement.__slots__)}
             for round in rounds
             for movement in journal.movements(round)
         ]
@@ -132,7 +132,7 @@ class TrainingSink:
     def _refused(self, round: int, refusal: RefusalRow) -> dict[str, Any]:
         """The row of a sample; its place on the bus gives partition and offset."""
         partition, offset = split_position(refusal.bus_position)
-        row = _columns(refusal) | {"round": round, "partition": partition, "offset": offset}
+        row = fields(refusal, refusal.__slots__) | {"round": round, "partition": partition, "offset": offset}
         return row | {"end_offset": offset + 1, "swarm": self.place["swarm"], "node": self.place["node"]}
 
     def _add(self, name: TableName, schema: pa.Schema, mark: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -149,11 +149,6 @@ class TrainingSink:
 
         if rows:
             until_committed(self.store.table_uri(name), attempt)
-
-
-def _columns(row: PoolEvent | RefusalRow) -> dict[str, Any]:
-    """The row's fields by name; `asdict` would copy each of them."""
-    return {name: getattr(row, name) for name in row.__slots__}
 
 
 def rows(
@@ -173,7 +168,7 @@ def rows(
     """
     _check_order(batch)
     shared = {
-        **{name: getattr(batch, name) for name in BATCH},
+        **fields(batch, BATCH),
         "policy_version_before": batch.policy_version,
         "policy_version_after": result.policy_version,
         "finished_at": result.finished_at,
@@ -214,13 +209,12 @@ def _check_order(batch: Batch) -> None:
 
 
 def _group_columns(group: BatchGroup) -> dict[str, Any]:
-    recipe = {name: getattr(group.recipe, name) for name in RECIPE}
-    return {name: getattr(group, name) for name in GROUP} | recipe
+    return fields(group, GROUP) | fields(group.recipe, RECIPE)
 
 
 def _sample_columns(sample: Sample) -> dict[str, Any]:
-    values = ((name, getattr(sample, name)) for name in SAMPLE)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
+    found = fields(sample, SAMPLE)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def _texts(columns: Mapping[str, Any]) -> dict[str, str]:
