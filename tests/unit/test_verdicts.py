@@ -36,7 +36,8 @@ def test_what_was_told_is_not_owed_any_more_and_what_comes_later_is(tmp_path: Pa
     due = table.standings("n0", "a" * 16, untold=True)
     table.add(verdict(3))
     table.acknowledge(due)
-    assert [(one.verdict.judging, one.cumulative) for one in table.standings("n0", "a" * 16, untold=True)] == [(3, 4.0)]
+    due = table.standings("n0", "a" * 16, untold=True)
+    assert [(one.verdict.judging, one.cumulative) for one in due] == [(3, 4.0)]
 
 
 def test_a_node_that_began_anew_begins_anew_with_the_judge(tmp_path: Path) -> None:
