@@ -19,6 +19,7 @@ from sapo.cli.commands.options import (
     print_json,
     warn,
 )
+from sapo.core.errors import UserError
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
@@ -85,7 +86,6 @@ def backup(
 
     A passphrase may also be in SAPO_KEYS_PASSPHRASE. Without one, whoever reads the file is these nodes.
     """
-    from sapo.core.errors import UserError
     from sapo.peers import key_backup as backups
 
     found = find_home(home)
@@ -118,7 +118,6 @@ def restore(
 
     A key that is there already is never overwritten, and none is taken from a node that lives elsewhere.
     """
-    from sapo.core.errors import UserError
     from sapo.peers import key_backup as backups
     from sapo.peers import keyring
 
@@ -157,7 +156,6 @@ def invite(
 
     It is good from now on, at every site, as long as the member stays one.
     """
-    from sapo.core.errors import UserError
     from sapo.core.types import is_sound_key
     from sapo.peers import membership
 
@@ -235,8 +233,6 @@ def _pick(config: "Config", home: "Home", name: str | None) -> str:
 
 
 def _ask(*, confirm: bool) -> str:
-    from sapo.core.errors import UserError
-
     if not sys.stdin.isatty():
         remedy = "put it into SAPO_KEYS_PASSPHRASE"
         raise UserError("passphrase", None, "is needed, and nobody is there to be asked", remedy)

@@ -18,7 +18,7 @@ from sapo.core.config.advice import describe
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
-from sapo.core.errors import UserError
+from sapo.core.errors import Unavailable, UserError
 from sapo.core.exam_size import exam_size, foretold
 from sapo.core.unicode import printable
 from sapo.core.user_cache import default_cache
@@ -194,7 +194,6 @@ def draw_held_out(config: Config, home: Home, draft: Home, workers: "TaskWorkers
 
 def prepare_history(config: Config, home: Home, view: "View") -> None:
     """Make the tables before anybody writes; a store that is away is no reason not to begin."""
-    from sapo.core.errors import Unavailable
     from sapo.store.history import create_tables
 
     try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, warn
+from sapo.core.errors import UserError
 from sapo.core.unicode import printable
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from sapo.core.config.home import Home
     from sapo.core.config.load import Config
-    from sapo.core.errors import UserError
     from sapo.provenance.model_lineage import Document
     from sapo.store.history.tables import Store
 
@@ -47,8 +47,6 @@ def lineage(
     """
     from rich.console import Console
 
-    from sapo.core.errors import UserError
-
     if (what is None) != swarm:
         remedy = "name a version, a node or a group, or say --swarm"
         raise UserError("WHAT", what, "is one question, --swarm another", remedy)
@@ -71,7 +69,6 @@ def check_known(home: "Home", what: str) -> None:
 
     Where the history or MLflow is on a server, other sites' nodes may be in it: then it is asked later.
     """
-    from sapo.core.errors import UserError
 
     config = home.load_config()
     model = re.fullmatch(r"models:/(.+)\.([^./@]+)[@/].+", what)
@@ -89,7 +86,6 @@ def check_known(home: "Home", what: str) -> None:
 
 def not_known(config: "Config", what: str) -> "UserError":
     """What names neither a version nor a node nor a group."""
-    from sapo.core.errors import UserError
 
     names = ", ".join(config.nodes)
     remedy = f"name a version (models:/...), a node ({names}), or 8 digits of an id or more"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sapo.core.errors import UserError
 from sapo.core.unicode import printable
 
 if TYPE_CHECKING:
@@ -82,7 +83,6 @@ def find_home(home: Path | None) -> "Home":
     """
     from sapo.core.config.home import Home
     from sapo.core.config.load import DEFAULT_PRESET
-    from sapo.core.errors import UserError
 
     if home is not None or os.environ.get("SAPO_HOME"):
         found = Home.at(home, "")

@@ -6,6 +6,7 @@ import typer
 
 from sapo.cli.commands.lineage import show_table
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json
+from sapo.core.errors import UserError
 
 HEAD = ("node", "answers", "share at first", "at the end", "first own use", "first learned from", "half")
 
@@ -23,7 +24,6 @@ def trait(
     """
     from rich.console import Console
 
-    from sapo.core.errors import UserError
     from sapo.provenance.trait_spread import trait_spread
     from sapo.store.history.tables import Store
 

@@ -358,5 +358,5 @@ def _group(rows: Sequence[Mapping[str, Any]]) -> BatchGroup:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    values = ((name, row[name]) for name in SAMPLE)
-    return Sample(**{name: tuple(value) if isinstance(value, list) else value for name, value in values})
+    found: dict[str, Any] = {name: row[name] for name in SAMPLE}
+    return Sample(**{name: tuple(v) if isinstance(v, list) else v for name, v in found.items()})
