@@ -1,4 +1,4 @@
-"""`sapo lineage`: who taught a checkpoint, and where a group ended up."""
+"""`sapo lineage`, `sapo trait`: who taught a checkpoint, where a group ended up, how a trait spread."""
 
 import os
 import re
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sapo.store.history.tables import Store
 
 _GROUP = re.compile("[0-9a-f]{8,64}", re.IGNORECASE)
+TRAIT = ("node", "answers", "share at first", "at the end", "first own use", "first learned from", "half")
 
 
 def lineage(
@@ -183,3 +184,58 @@ def show_table(console: Any, head: Sequence[str], rows: Sequence[Sequence[str]])
     for row in rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))
     console.print(shown)
+
+
+def trait(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A trait of the config's track.traits.")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how a trait of answers spread: its share at each node, and who taught it to whom.
+
+    For each node, from the history: the first own answer with the trait; the first one learned from with
+    positive advantage, and whose it was (`sapo lineage` of that group says more); the round from which half
+    of its answers have it. The run's report has the curves.
+    """
+    from rich.console import Console
+
+    from sapo.provenance.trait_spread import trait_spread
+    from sapo.store.history.tables import Store
+
+    found = find_home(home)
+    config = found.load_config()
+    pattern = config.track.traits.get(name)
+    if pattern is None:
+        there = ", ".join(config.track.traits) or "none"
+        remedy = f"name one of track.traits: {there}"
+        raise UserError("NAME", name, "the run's config has no such trait", remedy)
+    with Console(stderr=True).status("reading the history"):
+        store = Store(config.history.uri or str(found.history))
+        spread = trait_spread(store, config.swarm.name, name, pattern)
+    if as_json:
+        print_json(spread)
+    elif spread["nodes"]:
+        show_table(Console(), TRAIT, [trait_row(node) for node in spread["nodes"]])
+    else:
+        print("the history holds no answers yet")
+
+
+def trait_row(node: dict[str, Any]) -> tuple[str, ...]:
+    """Cells of the table, columns as `TRAIT`."""
+    from sapo.cli.report.html import percent
+    from sapo.provenance.trait_spread import WINDOW
+
+    first, lesson, half = node["first_use"], node["first_lesson"], node["half"]
+    taught = "never"
+    if lesson is not None:
+        author = "its own" if lesson["source"] == "local" else f"{lesson['producer']}'s"
+        taught = f"round {lesson['round']}, {author} {lesson['group_id'][:12]}"
+    ends = (node["shares"][:WINDOW], node["shares"][-WINDOW:])
+    return (
+        f"{node['node']} {node['key'][:8]}",
+        f"{node['answers']:,}",
+        *(percent(sum(share for _, share in end) / len(end)) if end else "–" for end in ends),
+        "never" if first is None else f"round {first['round']}",
+        taught,
+        "never" if half is None else f"round {half}",
+    )
