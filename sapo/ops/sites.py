@@ -322,7 +322,8 @@ def _site_toml(config: Config, preset: str) -> str:
     head = f"# Site {config.swarm.site} of swarm {config.swarm.name}. What is not named here is the preset's."
     top = {"preset": preset} | {key: v for key, v in chosen.items() if not _is_section(v)}
     sections = [head + "\n" + toml_dump.dumps(top)]
-    for name in ("swarm", "tasks", "rules", "bus", *(key for key in chosen if _is_section(chosen[key]))):
+    # tasks first: short ones make a list in one key, which a section before it would take for its own
+    for name in ("tasks", "swarm", "rules", "bus", *(key for key in chosen if _is_section(chosen[key]))):
         if name in chosen and _is_section(chosen[name]):
             comment = f"# {COMMENTS[name]}\n" if name in COMMENTS else ""
             sections.append(comment + toml_dump.dumps({name: chosen.pop(name)}).lstrip("\n"))
