@@ -243,16 +243,23 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> RecordedRound:
         raise _damaged(head, f"its rows make no batch: {error.errors()[0]['msg']}") from error
     if batch.digest() != head["batch_digest"]:
         raise _damaged(head, f"its rows do not make the batch they were written from{_gap(ordered)}")
-    plain = ("policy_version_after", "skipped", "rolled_back_to", "weights_sha256", "loss", "grad_norm")
-    plain += ("logprob", "finished_at", "seconds", "chain")
     return RecordedRound(
         batch=batch,
         batch_digest=str(head["batch_digest"]),
+        policy_version_after=head["policy_version_after"],
+        skipped=head["skipped"],
+        rolled_back_to=head["rolled_back_to"],
+        weights_sha256=head["weights_sha256"],
         tensors=tuple(head.get("tensor_crc32") or ()),
+        loss=head["loss"],
+        grad_norm=head.get("grad_norm"),
+        logprob=head.get("logprob"),
+        finished_at=head["finished_at"],
+        seconds=head.get("seconds"),
         environment=_environment(head),
         previous=head.get("previous_round"),
+        chain=head.get("chain"),
         gossip=_gossiped(head),
-        **{name: head.get(name) for name in plain},
     )
 
 
@@ -358,5 +365,6 @@ def _group(rows: Sequence[Mapping[str, Any]]) -> BatchGroup:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    found: dict[str, Any] = {name: row[name] for name in SAMPLE}
-    return Sample(**{name: tuple(v) if isinstance(v, list) else v for name, v in found.items()})
+    values = {name: row[name] for name in SAMPLE}
+    found: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return Sample(**found)
