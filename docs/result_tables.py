@@ -20,11 +20,14 @@ from sapo.cli.report.svg_charts import HEIGHT, WIDTH
 from sapo.experiments import charts
 from sapo.experiments.charts import spread_panels
 from sapo.experiments.metrics import (
+    ANSWER_SPREAD,
+    HOSTILE,
     LOCAL,
     PASS_END,
     PASS_SPREAD,
     PASS_UNTRAINED,
     PER_NODE,
+    SHARE_SPREAD,
     TO_HALF,
     TOTAL,
     WAYS,
@@ -41,6 +44,9 @@ COLUMNS = (
     (PASS_UNTRAINED, "on tasks that nobody learned, %", 100.0, ".1f"),
     (PASS_SPREAD, "of the nodes followed, %", 100.0, ".1f"),
     (TO_HALF, "rounds until half of their answers have the trait", 1.0, ".0f"),
+    (SHARE_SPREAD, "answers with the trait at the end, %", 100.0, ".1f"),
+    (ANSWER_SPREAD, "tokens of an answer at the end", 1.0, ".1f"),
+    (HOSTILE, "learned from the hostile author, %", 100.0, ".1f"),
     (LOCAL, "`reward/local`", 1.0, ".3f"),
     (TOTAL, "paper's metric", 1.0, ".0f"),
     (PER_NODE, "tokens per node", 1.0, ",.0f"),

@@ -34,23 +34,18 @@ def difference_chart(rows: Sequence[Json]) -> Figure | None:
 
 def reward_figures(document: Json) -> list[Figure]:
     """The paper's Figure 2, and the same of the nodes' own completions."""
-    arms = document["arms"]
     both = [
         (TRAINING_SET, "Figure 2, as in the paper: reward/training_set", "what the nodes trained on"),
         (LOCAL, "The same of own completions: reward/local", "what the nodes wrote themselves"),
     ]
     parts = []
     for name, title, what in both:
-        curves = {arm: found["curves"][name] for arm, found in arms.items()}
-        lines = {
-            arm: [] if c is None else list(zip(c["round"], c["mean"], strict=True))
-            for arm, c in curves.items()
-        }
-        bands: dict[str, list[Span]] = {
-            arm: list(zip(c["round"], c["low_agent"], c["high_agent"], strict=True))
-            for arm, c in curves.items()
-            if c is not None
-        }
+        lines: dict[str, list[Point]] = {}
+        bands: dict[str, list[Span]] = {}
+        for arm, found in document["arms"].items():
+            if (c := found["curves"][name]) is not None:
+                bands[arm] = list(zip(c["round"], c["low_agent"], c["high_agent"], strict=True))
+            lines[arm] = [] if c is None else list(zip(c["round"], c["mean"], strict=True))
         svg = line_chart(title, lines, x_label="round", y_label="mean score", bands=bands, width=2)
         caption = (
             f"Mean score of {what}: agents averaged, moving average over 100 rounds or a twentieth of the "
@@ -63,21 +58,16 @@ def reward_figures(document: Json) -> list[Figure]:
 
 def panels(arms: Mapping[str, Any], runs: Runs) -> tuple[list[Markup], str]:
     """Figure 1 and its caption: a panel per arm, every node's raw reward in the first seed, on one scale."""
-    chosen = {arm: runs[arm][min(runs[arm])] for arm in arms if runs[arm]}
-    raw = {arm: raw_lines(record) for arm, record in chosen.items()}
+    chosen = [(arm, runs[arm][min(runs[arm])]) for arm in arms if runs[arm]]
+    raw = {arm: raw_lines(record) for arm, record in chosen}
     tallest = max((y for lines in raw.values() for line in lines.values() for _, y in line), default=1.0)
-    charts = [
-        Markup(
-            line_chart(arm, lines, x_label="round", y_label="mean score", y_range=(0.0, tallest), width=0.8)
-        )
-        for arm, lines in raw.items()
-    ]
-    seeds = sorted({record.seed for record in chosen.values()})
+    axes: dict[str, Any] = {"x_label": "round", "y_label": "mean score", "y_range": (0.0, tallest)}
+    seeds = ", ".join(str(seed) for seed in sorted({record.seed for _, record in chosen}))
     caption = (
-        "Figure 1, as in the paper: reward/training_set of every node, raw, a panel per arm; "
-        f"seed {', '.join(str(seed) for seed in seeds)}. A colour is a node here."
+        f"Figure 1, as in the paper: reward/training_set of every node, raw, a panel per arm; seed {seeds}. "
+        "A colour is a node here."
     )
-    return charts, caption
+    return [Markup(line_chart(arm, lines, width=0.8, **axes)) for arm, lines in raw.items()], caption
 
 
 def raw_lines(record: RunRecord) -> dict[str, list[Point]]:
@@ -91,22 +81,13 @@ def raw_lines(record: RunRecord) -> dict[str, list[Point]]:
 
 def spread_panels(arms: Mapping[str, Any]) -> list[Markup]:
     """The share of own answers with the grid's trait, a panel per arm and a line per node; in percent."""
-    return [
-        Markup(
-            line_chart(
-                arm,
-                {
-                    node: points(found["spread"]["round"], shares)
-                    for node, shares in found["spread"]["by_node"].items()
-                },
-                x_label="round",
-                y_label="share, %",
-                y_range=(0.0, 100.0),
-            )
-        )
-        for arm, found in arms.items()
-        if found["spread"] is not None
-    ]
+    axes: dict[str, Any] = {"x_label": "round", "y_label": "share, %", "y_range": (0.0, 100.0)}
+    panels = []
+    for arm, found in arms.items():
+        if (spread := found["spread"]) is not None:
+            by_node = {node: points(spread["round"], line) for node, line in spread["by_node"].items()}
+            panels.append(Markup(line_chart(arm, by_node, **axes)))
+    return panels
 
 
 def held_out_figures(arms: Mapping[str, Any]) -> list[Figure]:
@@ -121,14 +102,10 @@ def held_out_figures(arms: Mapping[str, Any]) -> list[Figure]:
         if not curves:
             continue  # only a grid about gossip counts bytes
         lines = {arm: points(c[key], c["mean"]) for arm, c in curves.items()}
-        bands: dict[str, list[Span]] = {
-            arm: [
-                (x, 100 * low, 100 * high)
-                for x, low, high in zip(c[key], c["low"], c["high"], strict=True)
-                if low is not None
-            ]
-            for arm, c in curves.items()
-        }
+        bands: dict[str, list[Span]] = {}
+        for arm, c in curves.items():
+            ends = zip(c[key], c["low"], c["high"], strict=True)
+            bands[arm] = [(x, 100 * low, 100 * high) for x, low, high in ends if low is not None]
         svg = line_chart(title, lines, x_label=x_label, y_label="pass@1, %", bands=bands, marks=True, width=2)
         parts.append(figure(svg, "Nodes averaged; mean over seeds, shaded its 95 % interval over seeds."))
     apart = {arm: curve for arm, found in arms.items() if (curve := found["curves"].get(WEIGHTS_SPREAD))}
@@ -136,9 +113,9 @@ def held_out_figures(arms: Mapping[str, Any]) -> list[Figure]:
         lines = {arm: list(zip(curve["round"], curve["mean"], strict=True)) for arm, curve in apart.items()}
         svg = line_chart("Spread of weights", lines, x_label="round", y_label="standard deviation", width=2)
         parts.append(figure(svg, "Of a weight between nodes; moving average, seeds averaged."))
-    ends: list[Row] = [in_percent(arm, found["figures"][PASS_END]) for arm, found in arms.items()]
-    last = interval_chart("Held-out pass@1 at the end", ends, x_label="%")
-    return [*parts, figure(last, "With 95 % intervals over seeds, unpaired.")]
+    last: list[Row] = [in_percent(arm, found["figures"][PASS_END]) for arm, found in arms.items()]
+    svg = interval_chart("Held-out pass@1 at the end", last, x_label="%")
+    return [*parts, figure(svg, "With 95 % intervals over seeds, unpaired.")]
 
 
 def points(xs: Sequence[float], ys: Sequence[float | None]) -> list[Point]:
@@ -160,12 +137,8 @@ def target_svg(target: Json) -> str:
     """Thousands of tokens to the target, a row per arm."""
     rows: list[Row] = []
     for name, found in target["arms"].items():
-        mean = found["geometric_mean"]
-        if mean:
-            row: Row = (name, mean["mean"], mean["low"], mean["high"])
-        else:
-            row = (name, found["value"], found["low"], found["high"])
-        rows.append((name, *(scaled(x, 1e-3) for x in row[1:])))
+        mean = found["geometric_mean"] or {**found, "mean": found["value"]}
+        rows.append((name, *(scaled(mean[end], 1e-3) for end in ENDS)))
     return interval_chart(
         f"Tokens until held-out pass@1 is {target['pass_at_1']:.1%}, with which {target['arm']} ends",
         rows,

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from sapo.core.config.load import Config
 
     from .grid import Grid
-    from .mlflow_log import Ledger
-    from .progress import ProgressView
-    from .record import Job, RunRecord
 
 INTERRUPTED = 130
 
@@ -80,8 +77,6 @@ def twins(plan: "Grid", chosen: Sequence[str]) -> Iterator[str]:
     """A line for every two arms whose settings differ to no effect."""
     from sapo.core import effects
 
-    from .grid import Job
-
     def acts(config: "Config") -> list[dict[str, Any]]:
         nodes = [config.for_node(name) for name in config.nodes]
         return [
@@ -90,10 +85,9 @@ def twins(plan: "Grid", chosen: Sequence[str]) -> Iterator[str]:
         ]
 
     alike: dict[object, dict[str, Config]] = {}
-    for name in chosen or plan.arms:
-        arm = plan.named(name)
-        config = plan.config(Job(arm=name, seed=plan.first_seed))
-        alike.setdefault((arm.rounds, arm.control, arm.window), {})[name] = config
+    for (name, arm), config in zip(plan.arms.items(), plan.configs(), strict=True):
+        if name in (chosen or plan.arms):
+            alike.setdefault((arm.rounds, arm.control, arm.window), {})[name] = config
     for arms in alike.values():
         for (one, first), (other, second) in combinations(arms.items(), 2):
             if first != second and acts(first) == acts(second):
@@ -106,10 +100,7 @@ def check_tasks(plan: "Grid") -> None:
     """Raise `UserError` for a data set that no arm could ask, before the first of them is run."""
     from sapo.ops import sites
 
-    from .grid import Job
-
-    configs = [plan.config(Job(arm=name, seed=plan.first_seed)) for name in plan.arms]
-    for config in {repr(config.manifest_tasks()): config for config in configs}.values():
+    for config in {repr(config.manifest_tasks()): config for config in plan.configs()}.values():
         sites.check_tasks(config)
 
 
@@ -128,17 +119,17 @@ def run(
     """
     from rich.console import Console
 
+    from sapo.cli.report.live_view import open_view
     from sapo.core.child_process import stopping_on_signals
 
     from .mlflow_log import Ledger
-    from .progress import ProgressView
     from .results import read_runs
     from .runner import conduct, taken
 
     stop = stop or threading.Event()
     with (
         taken(plan, folder),
-        ProgressView(plan.name, Console(stderr=True)) as view,
+        open_view(plan.name, Console(stderr=True)) as view,
         Ledger(plan, folder, view.note) as ledger,
         stopping_on_signals(stop),
     ):
@@ -149,8 +140,7 @@ def run(
             ledger.add(record)
         cores = at_once(plan, jobs)
         view.note(costs(plan, seeds, arms, cores))
-        watcher = Watched(view, ledger, lambda: foretold(plan, folder, seeds))
-        failed = conduct(plan, folder, watcher, seeds=seeds, arms=arms, cores=cores, stop=stop)
+        failed = conduct(plan, folder, view, ledger.add, seeds=seeds, arms=arms, cores=cores, stop=stop)
         if stop.is_set():
             view.note("stopped, the runs in hand are given up; the same command goes on")
         document = write(plan, folder, seeds)
@@ -158,12 +148,14 @@ def run(
 
 
 def at_once(plan: "Grid", jobs: int | None) -> int:
-    """How many runs are made beside each other."""
+    """How many runs are made beside each other: one where a run takes whole GPUs."""
     from sapo.core.machine import usable
 
     from .runner import threads_of
 
-    return jobs or (1 if on_accelerators(plan) else max(1, usable().whole_cores // threads_of(plan)))
+    nodes = [config.for_node(name) for config in plan.configs() for name in config.nodes]
+    alone = any(node.device.startswith("cuda") for node in nodes)
+    return jobs or (1 if alone else max(1, usable().whole_cores // threads_of(plan)))
 
 
 def costs(plan: "Grid", seeds: int | None, arms: list[str], at_once: int) -> str:
@@ -182,77 +174,30 @@ def costs(plan: "Grid", seeds: int | None, arms: list[str], at_once: int) -> str
     return f"{told}; all of it takes about {duration(groups * plan.group_s / at_once)}, {at_once} at a time"
 
 
-class Watched:
-    """Whoever watches hears of a run that ended, and MLflow gets it if it is reported."""
-
-    def __init__(self, view: "ProgressView", ledger: "Ledger", foretold: Callable[[], str | None]) -> None:
-        self._view, self._ledger, self._foretold = view, ledger, foretold
-        self.stands = view.stands
-
-    def tuned(self) -> None:
-        """What the reported runs will be able to show, before they are made."""
-        told = self._foretold()
-        if told is not None:
-            self._view.note(told)
-
-    def ended(self, job: "Job", record: "RunRecord | None", error: str | None, done: int, total: int) -> None:
-        """A run is over: its record, or why there is none."""
-        self._view.ended(job, record, error, done, total)
-        if record is not None and not record.tuning:
-            self._ledger.add(record)
-
-
-def foretold(plan: "Grid", folder: Path, seeds: int | None) -> str | None:
-    """What so many seeds will show, by the tuning runs; None where these cannot tell."""
-    from .results import planned_section, read_choices
-    from .text import planned
-
-    found = planned_section(plan, read_choices(plan, folder), seeds)
-    return None if found is None else planned(found)
-
-
-def on_accelerators(plan: "Grid") -> bool:
-    """Whether a run takes whole GPUs, which runs beside each other would have to share."""
-    from .grid import Job
-
-    configs = [plan.config(Job(arm=name, seed=plan.first_seed)) for name in plan.arms]
-    return any(config.for_node(name).device.startswith("cuda") for config in configs for name in config.nodes)
-
-
 def write(plan: "Grid", folder: Path, seeds: int | None) -> dict[str, Any] | None:
     """results.json, report.html and picture.svg of the runs that are there; None where there is none yet."""
-    from .page import write_report
-    from .results import read_choices, read_runs, summarise, write_results
+    from . import page
+    from .results import read_choices, read_runs, summarise
 
     runs = read_runs(plan, folder, seeds)
     if not any(runs.values()):
         return None
     document = summarise(plan, runs, read_choices(plan, folder), seeds)
-    write_results(folder, document)
-    write_report(folder, document, runs)
+    page.write(folder, document, runs)
     return document
 
 
 def show(document: dict[str, Any], folder: Path) -> None:
     """The results on one screen."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.markdown import Markdown
 
     from sapo.cli.report.run_tables import shortest
 
     from .results import PICTURE, REPORT, RESULTS
-    from .text import SCREEN_HEAD, screen_row, sentence
+    from .text import markdown
 
     console = Console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in SCREEN_HEAD:
-        table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")
-    for name, arm in document["arms"].items():
-        table.add_row(*screen_row(name, arm))
-    console.print(table)
-    console.print("± is half of the 95 % interval over seeds", style="dim")
-    for row in document["comparisons"]:
-        console.print(f"\n{row['what']}\n  {sentence(row)}", highlight=False, markup=False)
-    console.print()
+    console.print(Markdown(markdown(document)), "")
     for what, name in (("page", REPORT), ("picture", PICTURE), ("figures", RESULTS)):
         console.print(f"  {what:<10}{shortest(folder / name)}", highlight=False, soft_wrap=True)

@@ -23,12 +23,7 @@ from .record import Exam, Together
 
 
 def questions_for(
-    config: Config,
-    plan: ExamPlan,
-    workers: TaskWorkers,
-    *,
-    tuning: bool,
-    tasks: Sequence[Task] | None = None,
+    config: Config, plan: ExamPlan, workers: TaskWorkers, *, tuning: bool, tasks: Sequence[Task] | None = None
 ) -> list[Question]:
     """A seed's held-out questions, of all tasks that any node asks, or of others.
 
@@ -82,12 +77,11 @@ class Examiner:
         """What the nodes do as one in every way, and the share of questions routed to who learns them."""
         experts = [_expert(node) for node in nodes]
         workers, each = nodes[0].parts.workers, (self._plan.ensemble or len(nodes)) // len(nodes)
-        tasks, seed, held_out = config.manifest_tasks(), config.swarm.seed, config.rules.held_out
         found = examine(
             experts,
             workers,
             self._questions,
-            log_prior=prior_of(experts, workers, tasks, seed=seed, held_out=held_out),
+            log_prior=prior_of(experts, workers, config),
             form=config.rules.answer,
             samples=self._plan.samples,
             seed=self._seed,

@@ -1,7 +1,7 @@
 """Flow `experiment`: arms x seeds of a grid, and what came of them as an artifact."""
 
 import threading
-from typing import Annotated, Any
+from typing import Annotated
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
@@ -13,7 +13,7 @@ from sapo.flows.deployed import outlive_worker
 
 from .command import run
 from .grid import read
-from .text import SCREEN_HEAD, screen_row, sentence
+from .text import markdown
 
 
 @flow(name="experiment", flow_run_name="experiment {grid}", persist_result=False, validate_parameters=False)
@@ -43,18 +43,9 @@ def experiment_flow(
     code, document = run(plan, folder, seeds=seeds or None, arms=chosen, jobs=jobs or None, stop=stop)
     if document is not None:
         key = f"experiment-{plan.name}".lower().replace("_", "-")
-        create_markdown_artifact(page(document), key=key, description=f"Results of {plan.name}")
+        create_markdown_artifact(markdown(document), key=key, description=f"Results of {plan.name}")
     if code:
         raise SapoError(
             f"not all runs of {plan.name} were made; the next run makes what is missing: {folder}"
         )
     return str(folder)
-
-
-def page(document: dict[str, Any]) -> str:
-    """results.json in Markdown: a table of the arms, and what is said of their comparisons."""
-    rows = [tuple(" ".join(cell.split()) for cell in SCREEN_HEAD), ("---",) * len(SCREEN_HEAD)]
-    rows += [screen_row(name, arm) for name, arm in document["arms"].items()]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    said = [f"- {row['what']}: {sentence(row)}" for row in document["comparisons"]]
-    return "\n".join([table, "", "± is half of the 95 % interval over seeds", "", *said])

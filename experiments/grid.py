@@ -12,19 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from importlib.metadata import version
+from itertools import product
 from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sapo.core.config.load import Config, load, merge, parse
 from sapo.core.config.patterns import in_words
@@ -34,6 +28,7 @@ from sapo.core.errors import UserError
 from sapo.core.types import canonical, sha256, unset
 from sapo.peers.signing import Identity
 
+from .planted import ATTACKED, Attack
 from .record import Job, slug
 
 RUN = 2
@@ -58,6 +53,8 @@ Figure = Literal[
     "tokens_to_target",
     "spread/rounds_to_half",
     "spread/pass_at_1",
+    "spread/share",
+    "spread/tokens",
 ]
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 
@@ -83,6 +80,8 @@ class Arm(_Part):
     `shuffled`: groups reach others after a number of rounds drawn from 0 to `window`. `same_questions`: all
     nodes ask the same questions."""
     window: PositiveInt | None = None
+    attack: Attack | None = None
+    """What one more author, which has no policy, plants in its right answers (`planted`)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -143,6 +142,7 @@ class Spread(_Part):
     """A trait, and the nodes whose way to it is followed: figures `spread/...` are theirs."""
 
     trait: str
+    """Of `track.traits`; `trait/task` is of the answers to one task."""
     to: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     """Numbers of the nodes."""
 
@@ -178,25 +178,24 @@ class Grid(_Part):
         known = f"name one of: {', '.join(names)}"
         if "" in slugs or len(set(slugs)) < len(slugs):
             raise UserError("arm", ", ".join(names), "names must differ in letters or digits", "rename one")
+        named = [("target", self.target)] if self.target is not None else []
+        needs = {
+            "needs a target": ("set target", "tokens_to_target", self.target),
+            "needs a trait": ("set spread", "spread/", self.spread),
+            "needs nodes to be asked together": ("set exam.ensemble", "ensemble/", self.exam.ensemble),
+            "needs tasks that nobody learns": ("set exam.untrained", "/untrained", self.exam.untrained),
+        }
         for place, one in enumerate(self.compare):
-            for side, name in (("arm", one.arm), ("with", one.against)):
-                if name not in names:
-                    raise UserError(f"compare.{place}.{side}", name, "there is no such arm", known)
-            if self.target is None and one.figure == "tokens_to_target":
-                raise UserError(f"compare.{place}.figure", one.figure, "needs a target", "set target")
-            if self.spread is None and one.figure.startswith("spread/"):
-                raise UserError(f"compare.{place}.figure", one.figure, "needs a trait", "set spread")
-            if self.exam.ensemble is None and one.figure.startswith("ensemble/"):
-                problem = "needs nodes to be asked together"
-                raise UserError(f"compare.{place}.figure", one.figure, problem, "set exam.ensemble")
-            if not self.exam.untrained and one.figure.endswith("/untrained"):
-                problem = "needs tasks that nobody learns"
-                raise UserError(f"compare.{place}.figure", one.figure, problem, "set exam.untrained")
-        if self.target is not None and self.target not in names:
-            raise UserError("target", self.target, "there is no such arm", known)
-        _refuse_overwritten("set", self.set, tuned=self.tune is not None)
-        for arm in self.arm:
-            _refuse_overwritten(f"arm {arm.name}: set", arm.set, tuned=self.tune is not None)
+            named += [(f"compare.{place}.arm", one.arm), (f"compare.{place}.with", one.against)]
+            for problem, (remedy, part, there) in needs.items():
+                if part in one.figure and not there:
+                    raise UserError(f"compare.{place}.figure", one.figure, problem, remedy)
+        for field, name in named:
+            if name not in names:
+                raise UserError(field, name, "there is no such arm", known)
+        own = {"set": self.set, **{f"arm {arm.name}: set": arm.set for arm in self.arm}}
+        for field, values in own.items():
+            _refuse_overwritten(field, values, tuned=self.tune is not None)
         return self
 
     @cached_property
@@ -228,21 +227,17 @@ class Grid(_Part):
 
     def jobs(self, count: int | None = None, arms: Sequence[str] = ()) -> list[Job]:
         """The runs that are reported, seeds before arms; without the learning rates that tuning chooses."""
-        chosen = [self.named(name).name for name in arms] or list(self.arms)
+        chosen = [self.named(name).name for name in arms or self.arms]
         return [Job(arm=name, seed=seed) for seed in self.seed_list(count) for name in chosen]
 
     def tuning_jobs(self, arms: Sequence[str] = ()) -> list[Job]:
         """The runs that choose learning rates; none where the grid tunes nothing."""
         if self.tune is None:
             return []
-        chosen = [self.named(name).name for name in arms] or list(self.arms)
-        seeds = [TUNING_SEED + self.first_seed + k for k in range(self.tune.seeds)]
-        return [
-            Job(arm=name, seed=seed, lr=lr, tuning=True)
-            for seed in seeds
-            for name in chosen
-            for lr in self.tune.lr
-        ]
+        chosen = [self.named(name).name for name in arms or self.arms]
+        seeds = range(TUNING_SEED + self.first_seed, TUNING_SEED + self.first_seed + self.tune.seeds)
+        runs = product(seeds, chosen, self.tune.lr)
+        return [Job(arm=name, seed=seed, lr=lr, tuning=True) for seed, name, lr in runs]
 
     def rounds_of(self, job: Job) -> int:
         """How many rounds a run has."""
@@ -280,23 +275,19 @@ class Grid(_Part):
             values = merge(values, {"learn": {"lr": job.lr}})
         values = merge(values, _fixed(self.name, job.seed, self.rounds_of(job)))
         config = parse(values, prefix=f"arm {arm.name}: ")
-        keys = [identity(job.seed, number).key for number in range(config.swarm.nodes)]
-        config = parse(
-            merge(config.model_dump(mode="json"), {"rules": {"entry": "allow-list", "members": keys}})
-        )
-        for number in config.node:
-            if not number.isdigit() or int(number) >= config.swarm.nodes:
-                last = config.swarm.nodes - 1
-                problem = f"arm {arm.name} has nodes 0 to {last}"
-                raise UserError("node", number, problem, "name one of them or raise swarm.nodes")
-        for name in config.nodes:
-            _check_control(arm, config.for_node(name))
+        authors = config.swarm.nodes + (arm.attack is not None)
+        keys = [identity(job.seed, number).key for number in range(authors)]
+        rules = {"rules": {"entry": "allow-list", "members": keys}}
+        config = parse(merge(config.model_dump(mode="json"), rules))
+        _check_nodes(arm, self.exam, config)
+        _check_control(arm, config)
         if self.spread is not None:
             _check_spread(self.spread, config)
-        _check_nodes(arm, self.exam, config)
-        if arm.control == "same_questions":
-            _check_all_ask_alike(arm, config)
         return config
+
+    def configs(self) -> list[Config]:
+        """The config of every arm, in its first run. Raises `UserError` for settings that do not fit."""
+        return [self.config(Job(arm=name, seed=self.first_seed)) for name in self.arms]
 
 
 def identity(seed: int, number: int) -> Identity:
@@ -316,6 +307,7 @@ def run_digest(grid: Grid, job: Job) -> str:
                 "config": grid.config(job).model_dump(mode="json", exclude=set(BESIDE_THE_RUN)),
                 "arm": [arm.name, arm.control, arm.window],
                 **({"node_rounds": arm.node_rounds} if arm.node_rounds else {}),
+                **({"attack": arm.attack} if arm.attack else {}),
                 **({"trained": grid.trained} if grid.trained else {}),
                 "exam": [grid.exam.model_dump(), grid.exam_rounds(job), job.tuning],
                 "versions": {name: version(name) for name in ("torch", "transformers", "reasoning-gym")},
@@ -348,26 +340,34 @@ def parse_grid(values: Mapping[str, Any]) -> Grid:
         grid = Grid.model_validate(dict(values))
     except ValidationError as error:
         raise _explain(error) from None
-    for name in grid.arms:
-        grid.config(Job(arm=name, seed=grid.first_seed))
+    grid.configs()
     return grid
 
 
-def _check_control(arm: Arm, node: Config) -> None:
-    """Raise `UserError` for a control that would change nothing of a node."""
-    batch, place = node.batch, f"arm {arm.name}: batch"
-    if arm.control in ("echo", "shuffled") and not batch.external:
+def _check_control(arm: Arm, config: Config) -> None:
+    """Raise `UserError` for a control that would change nothing of a node, or that a node's own settings
+    contradict."""
+    batches, place = [config.for_node(name).batch for name in config.nodes], f"arm {arm.name}"
+    if arm.control in ("echo", "shuffled") and not all(batch.external for batch in batches):
         problem = f"control = {arm.control!r} is about foreign groups, and there are none"
-        raise UserError(f"{place}.external", 0, problem, "raise it, or leave the control out")
-    if arm.control == "echo" and batch.b <= batch.local:
-        problem = f"control = 'echo' is about own groups beside the {batch.local} local ones: there are none"
-        raise UserError(f"{place}.questions", batch.questions, problem, "set it above batch.local")
+        raise UserError(f"{place}: batch.external", 0, problem, "raise it, or leave the control out")
+    for batch in batches:
+        if arm.control == "echo" and batch.b <= batch.local:
+            problem = f"control = 'echo' is about own groups beside the {batch.local} local ones"
+            raise UserError(f"{place}: batch.questions", batch.questions, problem, "set it above batch.local")
+    for number, over in config.node.items():
+        own = [section for section in ("tasks", "batch") if section in over]
+        if arm.control == "same_questions" and own:
+            problem = "control = 'same_questions' asks all nodes the same questions, and as many"
+            raise UserError(f"{place}: node.{number}", own[0], problem, "leave it out")
 
 
 def _check_spread(spread: Spread, config: Config) -> None:
     """Raise `UserError` for a trait or a node that an arm lacks."""
-    traits = config.track.traits
-    if spread.trait not in traits:
+    traits, (trait, _, task) = config.track.traits, spread.trait.partition("/")
+    if task not in ("", *(one.dataset for one in config.manifest_tasks())):
+        raise UserError("spread.trait", spread.trait, f"nobody asks {task}", "name a task of the arms")
+    if trait not in traits:
         known = f"traits are: {', '.join(traits)}" if traits else "set track.traits"
         raise UserError("spread.trait", spread.trait, "there is no such trait", known)
     if max(spread.to) >= config.swarm.nodes:
@@ -378,6 +378,15 @@ def _check_spread(spread: Spread, config: Config) -> None:
 def _check_nodes(arm: Arm, exam: ExamPlan, config: Config) -> None:
     """Raise `UserError` where the arm's nodes are not as many, or learn other tasks, than is said of them."""
     nodes, place = config.swarm.nodes, f"arm {arm.name}"
+    for number in config.node:
+        if not number.isdigit() or int(number) >= nodes:
+            problem = f"{place} has nodes 0 to {nodes - 1}"
+            raise UserError("node", number, problem, "name one of them or raise swarm.nodes")
+    asked = config.rules.answer == "tags" and ATTACKED in {one.dataset for one in config.manifest_tasks()}
+    taken = config.batch.external and arm.control in (None, "shuffled")
+    if arm.attack is not None and not (asked and taken):
+        problem = f"it comes with foreign groups of {ATTACKED} in tags, and none are asked, or taken"
+        raise UserError(f"{place}: attack", arm.attack, problem, "leave it out, or see grid planted")
     if arm.node_rounds is not None and len(arm.node_rounds) != nodes:
         problem = f"it has {nodes} nodes"
         raise UserError(f"{place}: node_rounds", arm.node_rounds, problem, "give the rounds of each")
@@ -388,14 +397,6 @@ def _check_nodes(arm: Arm, exam: ExamPlan, config: Config) -> None:
     for task in exam.untrained:
         if task.dataset in learned:
             raise UserError("exam.untrained", task.dataset, f"{place} learns it", "name another data set")
-
-
-def _check_all_ask_alike(arm: Arm, config: Config) -> None:
-    for number, over in config.node.items():
-        for section in ("tasks", "batch"):
-            if section in over:
-                problem = "control = 'same_questions' asks all nodes the same questions, and as many"
-                raise UserError(f"arm {arm.name}: node.{number}", section, problem, "leave it out")
 
 
 def _refuse_overwritten(place: str, values: Mapping[str, Any], *, tuned: bool) -> None:

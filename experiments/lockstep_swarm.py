@@ -15,12 +15,13 @@ import torch
 from sapo.bus.memory import MemoryBus
 from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
-from sapo.core.config.load import Config
+from sapo.core.config.load import Config, LearnConfig
 from sapo.core.config.manifest import Manifest
 from sapo.core.rng import rng
 from sapo.core.types import Batch, Outcome, Received, Recipe, RoundResult, SignedGroup
 from sapo.core.user_cache import default_cache
 from sapo.learn.batch_metrics import mean
+from sapo.learn.collate import select
 from sapo.node.round import NodeRuntime
 from sapo.peers.sampling import sample_self
 from sapo.policy import starter
@@ -28,6 +29,7 @@ from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import PeerGroup, TaskWorkers, Verification
 
 from .grid import Arm, Limit, identity
+from .planted import Planter
 
 EPOCH = 1_000_000.0
 """The clock before the first round; a round is a second."""
@@ -37,10 +39,13 @@ VERDICTS, ANSWERS = 4096, 32_768
 KEPT = (
     *("reward/local", "reward/training_set", "reward/external", "tokens/generated", "sampler/external"),
     *("sampler/shortfall", "sampler/verified", "pool/size", "learn/grad_norm", "learn/entropy"),
-    *("learn/logprob_foreign", "learn/token_share_external", "learn/truncated"),
+    *("learn/logprob_foreign", "learn/token_share_external", "learn/truncated", "learn/foreign_credit"),
+    "tokens/answer",
 )
 """Series of a node that a record keeps as they are, with those of `FAMILIES`."""
 FAMILIES = ("reward/local/", "trait/", "gossip/")
+HOSTILE = "share/hostile_tokens"
+"""Kept of an arm that is attacked: the share of trained tokens that the attacker wrote."""
 WIRE, SPREAD = "wire/bytes", "gossip/spread"
 """Kept where a grid's config has a section `gossip`, of arms that don't gossip too."""
 
@@ -109,7 +114,9 @@ class Swarm:
         bus: MemoryBus,
         clock: Clock,
         limits: Sequence[Limit] = (),
+        planter: Planter | None = None,
     ) -> None:
+        self._planter = planter
         self.config, self.nodes = config, list(nodes)
         names = [node.name for node in nodes]
         self._limits = dict(zip(names, limits, strict=True)) if limits else {}
@@ -133,6 +140,8 @@ class Swarm:
             node.generate()
             node.publish()
         coming = {node.name: self._published(node) for node in going}
+        if self._planter is not None:
+            coming[self._planter.name] = self._planter.groups(self._clock.rounds, self._clock())
         if self._read and self._arm.control in (None, "shuffled"):
             self._publish([signed for groups in coming.values() for signed in groups])
         found = {node.name: self._learn(node, self._past_the_bus(node, coming)) for node in going}
@@ -215,7 +224,10 @@ class Swarm:
             node.parts.gossip.prune(node.round)  # nothing is repeated here
         for kind in node.journal.owed_counts():
             node.journal.acknowledge(kind, ALL_DEBTS)
-        return series_of(batch, result)
+        kept = series_of(batch, result)
+        if self._planter is not None:
+            kept[HOSTILE] = token_share(batch, node.config.learn, self._planter.key)
+        return kept
 
 
 def weights_spread(nodes: Sequence[Sequence[torch.Tensor]]) -> float | None:
@@ -237,10 +249,21 @@ def series_of(batch: Batch, result: RoundResult) -> dict[str, float | None]:
     kept |= {name: value for name, value in metrics.items() if name.startswith(FAMILIES)}
     own = [group for group in batch.groups if group.source == "local"]
     ages = [float(batch.round - g.producer_version) for g in batch.groups if g.source == "external"]
+    for task in {group.recipe.dataset for group in own}:
+        lengths = [sum(one.loss_mask) for g in own if g.recipe.dataset == task for one in g.samples]
+        kept[f"tokens/answer/{task}"] = mean([float(length) for length in lengths])
     kept["share/zero_advantage"] = mean([float(not group.informative) for group in own])
     kept["staleness/rounds"] = mean(ages)
     kept["learn/tokens"] = 0.0 if result.skipped else metrics.get("learn/tokens", 0.0)
     return kept
+
+
+def token_share(batch: Batch, learn: LearnConfig, key: str) -> float:
+    """The share of trained tokens that one author wrote."""
+    tokens = {True: 0, False: 0}
+    for row in select(batch, learn).rows:
+        tokens[batch.groups[row.group].producer_key == key] += sum(row.loss_mask)
+    return tokens[True] / max(1, sum(tokens.values()))
 
 
 def from_one_start(config: Config, workers: TaskWorkers, cache: Path) -> Config:
@@ -290,4 +313,8 @@ def opened(
             )
             for number, name in enumerate(config.nodes)
         ]
-        yield Swarm(config, arm, nodes, bus, clock, limits)
+        planter = None
+        if arm.attack is not None:
+            key = identity(config.swarm.seed, config.swarm.nodes)
+            planter = Planter(arm.attack, config, key, workers)
+        yield Swarm(config, arm, nodes, bus, clock, limits, planter)

@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from .grid import Spread
-from .record import RunRecord
+from .record import Exam, RunRecord
 from .statistics import moving_average, oscillation, window_of
 
 TRAINING_SET, LOCAL = "reward/training_set", "reward/local"
@@ -16,7 +16,9 @@ PASS_START, PASS_END, PASS_GAIN = "pass_at_1/start", "pass_at_1/end", "pass_at_1
 TOTAL, TOTAL_LOCAL = "total/training_set", "total/local"
 PER_NODE = "tokens/generated_per_node"
 WIRE, WEIGHTS_SPREAD = "wire/bytes", "gossip/spread"
-TO_HALF, PASS_SPREAD = "spread/rounds_to_half", "spread/pass_at_1"
+TO_HALF, PASS_SPREAD, SHARE_SPREAD = "spread/rounds_to_half", "spread/pass_at_1", "spread/share"
+ANSWER_SPREAD = "spread/tokens"
+FOREIGN, HOSTILE = "learn/token_share_external", "share/hostile_tokens"
 PASS_UNTRAINED = "pass_at_1/untrained"
 WAYS: Mapping[str, str] = {
     "best_single": "the best node alone, chosen with hindsight",
@@ -53,6 +55,11 @@ MEANINGS: Mapping[str, str] = {
     "oscillation/local": "the same of reward/local",
     TO_HALF: "rounds until half of a node's own answers have the trait, mean over the nodes that the grid "
     "names; a node that never comes there counts with all its rounds",
+    SHARE_SPREAD: "share of these nodes' own answers (of one task where the grid says so) that have the "
+    "trait, in as many last rounds as a moving average has",
+    ANSWER_SPREAD: "tokens of such an answer in these rounds",
+    FOREIGN: "share of the tokens learned from that others wrote, mean over nodes and rounds",
+    HOSTILE: "the share of those that a hostile author wrote",
     PASS_SPREAD: "share of held-out questions passed after the last round, mean over these nodes",
     WIRE: "bytes that a node sent and took in, of groups and of weights, mean over nodes; where the grid is "
     "about gossip",
@@ -87,34 +94,38 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
 
     `spread` is the grid's: without it, figures of a trait's spread are left out.
     """
-    start, end = exam_means(record)[0], exam_means(record)[-1]
+    (began, start), end, nodes = exam_means(record)[0], exam_means(record)[-1][1], len(record.nodes)
+    untrained = [exam.untrained for exam in _exams(record) if exam.untrained is not None]
+    means = (TRAINING_SET, LOCAL, "share/zero_advantage", "staleness/rounds", FOREIGN, HOSTILE)
     found = {
+        **{name: overall_mean(record, name) for name in means},
         TOTAL: total(record, TRAINING_SET),
         TOTAL_LOCAL: total(record, LOCAL),
-        TRAINING_SET: overall_mean(record, TRAINING_SET),
-        LOCAL: overall_mean(record, LOCAL),
-        PASS_START: start[1] if start[0] == 0 else None,
-        PASS_END: end[1],
-        PASS_GAIN: end[1] - start[1] if start[0] == 0 else None,
+        PASS_START: start if began == 0 else None,
+        PASS_END: end,
+        PASS_GAIN: end - start if began == 0 else None,
         "tokens/generated": total(record, "tokens/generated"),
-        PER_NODE: total(record, "tokens/generated") / len(record.nodes),
+        PER_NODE: total(record, "tokens/generated") / nodes,
         "tokens/trained": total(record, "learn/tokens"),
-        "share/zero_advantage": overall_mean(record, "share/zero_advantage"),
         "groups/external": overall_mean(record, "sampler/external"),
-        "staleness/rounds": overall_mean(record, "staleness/rounds"),
         "oscillation/training_set": oscillation(agent_mean(record, TRAINING_SET)),
         "oscillation/local": oscillation(agent_mean(record, LOCAL)),
-        WIRE: total(record, WIRE) / len(record.nodes) if WIRE in record.series else None,
+        WIRE: total(record, WIRE) / nodes if WIRE in record.series else None,
         WEIGHTS_SPREAD: next(reversed(agent_mean(record, WEIGHTS_SPREAD)), None),
         "rounds": float(record.rounds),
         "lr": record.lr,
         "seconds": record.seconds,
         "cpu_seconds": record.cpu_seconds,
-        TO_HALF: None if spread is None else rounds_to_half(record, spread),
-        PASS_SPREAD: None if spread is None else fmean(_passes_of(record, spread)),
-        PASS_UNTRAINED: _untrained(record),
+        PASS_UNTRAINED: fmean(untrained) if untrained else None,
         "ensemble/routed": record.routed,
     }
+    if spread is not None:
+        passes = node_passes(record)
+        found[TO_HALF] = rounds_to_half(record, spread)
+        _, slash, task = spread.trait.partition("/")
+        found[ANSWER_SPREAD] = last_mean(record, f"tokens/answer{slash}{task}", spread.to)
+        found[SHARE_SPREAD] = last_mean(record, f"trait/{spread.trait}", spread.to)
+        found[PASS_SPREAD] = fmean(passes[record.nodes[number]] for number in spread.to)
     for way, one in record.ensemble.items():
         found |= {f"ensemble/{way}": one.pass_at_1, f"ensemble/{way}/untrained": one.untrained}
     return {name: value for name, value in found.items() if value is not None}
@@ -128,6 +139,13 @@ def total(record: RunRecord, name: str) -> float:
 def overall_mean(record: RunRecord, name: str) -> float | None:
     """A series' mean over the nodes and rounds that have a value; None where none has."""
     values = [value for line in record.series.get(name, []) for value in line if value is not None]
+    return fmean(values) if values else None
+
+
+def last_mean(record: RunRecord, name: str, nodes: Sequence[int]) -> float | None:
+    """A series' mean over these nodes and the rounds of a last moving average."""
+    lines, last = record.series.get(name, []), window_of(record.rounds)
+    values = [value for number in nodes if lines for value in lines[number][-last:] if value is not None]
     return fmean(values) if values else None
 
 
@@ -162,29 +180,22 @@ def bytes_until(record: RunRecord) -> list[float] | None:
     return [spent[round] / len(record.nodes) for round, _ in exam_means(record)]
 
 
+def _exams(record: RunRecord, *, last: bool = True) -> list[Exam]:
+    """The nodes' last exams, or their first."""
+    rounds = {exam.round for exam in record.exams}
+    return [exam for exam in record.exams if exam.round == (max(rounds) if last else min(rounds))]
+
+
 def task_passes(record: RunRecord, *, last: bool) -> dict[str, float]:
     """Mean pass@1 of the nodes by data set, in the last exam or the first."""
-    rounds = {exam.round for exam in record.exams}
-    chosen = [exam for exam in record.exams if exam.round == (max(rounds) if last else min(rounds))]
+    chosen = _exams(record, last=last)
     names = sorted({task for exam in chosen for task in exam.tasks})
     return {name: fmean(exam.tasks[name] for exam in chosen if name in exam.tasks) for name in names}
 
 
 def node_passes(record: RunRecord) -> dict[str, float]:
     """pass@1 of every node in the last exam."""
-    last = max(exam.round for exam in record.exams)
-    return {exam.node: exam.pass_at_1 for exam in record.exams if exam.round == last}
-
-
-def _untrained(record: RunRecord) -> float | None:
-    last = max(exam.round for exam in record.exams)
-    passes = [exam.untrained for exam in record.exams if exam.round == last and exam.untrained is not None]
-    return fmean(passes) if passes else None
-
-
-def _passes_of(record: RunRecord, spread: Spread) -> list[float]:
-    passes = node_passes(record)
-    return [passes[record.nodes[number]] for number in spread.to]
+    return {exam.node: exam.pass_at_1 for exam in _exams(record)}
 
 
 def rounds_to_half(record: RunRecord, spread: Spread) -> float | None:

@@ -1,13 +1,12 @@
 """What a run of an experiment is, where its files lie, and what it leaves behind. Imports no torch.
 
 An experiment's folder holds ``runs/<arm>/seed<k>.json`` per reported run, and per tuning run
-``tuning/<arm>/lr<lr>-seed<k>.json``: each a `RunRecord`, complete once it is there. Beside it lies a run's
-`Progress` while the run is under way.
+``tuning/<arm>/lr<lr>-seed<k>.json``: each a `RunRecord`, complete once it is there. Beside it lies how much
+of a run is made while it is under way.
 """
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +61,6 @@ class Together(_Kept):
     pass_at_1: float
     untrained: float | None
     tasks: dict[str, float]
-    bits: float | None = None
-    """Bits a byte of the reference answers, of the best node and of the mixture."""
-    untrained_bits: float | None = None
 
 
 class RunRecord(_Kept):
@@ -113,26 +109,6 @@ class RunRecord(_Kept):
         return result
 
 
-class Progress(_Kept):
-    """How far a run is that is under way."""
-
-    what: str
-    """`starter`, `exam` or `rounds`."""
-    done: int
-    """Rounds made by all nodes."""
-    rounds: int
-    """Rounds in all."""
-    began: float
-    """When the first round began, in unix seconds."""
-    at: float
-    """When this was written."""
-
-    @property
-    def seconds_left(self) -> float | None:
-        """An estimate, from the rounds so far; None while it is unknown."""
-        return (self.at - self.began) * (self.rounds - self.done) / self.done if self.done else None
-
-
 def slug(arm: str) -> str:
     """An arm's name as part of a path: `4/4` is `4-4`."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", arm).strip("-.")
@@ -167,18 +143,17 @@ def load_record(folder: Path, job: Job, digest: str | None = None) -> RunRecord 
     return record if digest in (None, record.digest) else None
 
 
-def tell_progress(folder: Path, job: Job, what: str, done: int, rounds: int, began: float) -> None:
-    """Say how far a run is. Not forced to disk: it matters to those who look now."""
+def tell_progress(folder: Path, job: Job, share: float) -> None:
+    """Say how much of a run is made. Not forced to disk: it matters to those who look now."""
     path = progress_path(folder, job)
     path.parent.mkdir(parents=True, exist_ok=True)
-    progress = Progress(what=what, done=done, rounds=rounds, began=began, at=time.time())
     with whole_file(path, synced=False) as new:
-        new.write_text(progress.model_dump_json(), encoding="utf-8")
+        new.write_text(f"{share}", encoding="utf-8")
 
 
-def read_progress(folder: Path, job: Job) -> Progress | None:
-    """How far a job is; None where it is not under way."""
+def read_progress(folder: Path, job: Job) -> float:
+    """How much of a job is made; 0 where it is not under way."""
     try:
-        return Progress.model_validate_json(progress_path(folder, job).read_bytes())
-    except (OSError, ValidationError):
-        return None
+        return float(progress_path(folder, job).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return 0.0

@@ -5,47 +5,18 @@ Raw records go in, plain JSON values come out; what was not measured, or is unkn
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sapo.core.atomic_file import write_atomically
 from sapo.core.errors import UserError
 
+from . import metrics
+from . import statistics as stats
 from .grid import Compare, Grid, Spread
-from .metrics import (
-    LOCAL,
-    MEANINGS,
-    PASS_END,
-    TOTAL,
-    TRAINING_SET,
-    WEIGHTS_SPREAD,
-    band,
-    bytes_until,
-    exam_means,
-    figures_of,
-    node_passes,
-    pass_by_tokens,
-    task_passes,
-    total,
-)
 from .record import RunRecord
-from .statistics import (
-    Difference,
-    Estimate,
-    adjusted,
-    geometric_mean,
-    over_seeds,
-    paired,
-    ratio,
-    rising,
-    same_survival,
-    smallest_difference,
-    spread_beside_seeds,
-    survival_median,
-    time_to,
-)
 from .tuning import Choice, chosen, found, report_jobs
 
 RESULTS, REPORT, PICTURE = "results.json", "report.html", "picture.svg"
@@ -82,14 +53,12 @@ Runs = Mapping[str, Mapping[int, RunRecord]]
 
 def read_runs(grid: Grid, folder: Path, seeds: int | None = None) -> dict[str, dict[int, RunRecord]]:
     """The records in an experiment's folder that are of this very grid; an arm without any is empty."""
-    runs: dict[str, dict[int, RunRecord]] = {}
+    runs: dict[str, dict[int, RunRecord]] = {arm: {} for arm in grid.arms}
     for arm in grid.arms:
-        try:
-            jobs = report_jobs(grid, folder, seeds, [arm])
-        except LookupError:  # its learning rate is not chosen yet
-            jobs = []
-        records = ((job.seed, found(grid, folder, job)) for job in jobs)
-        runs[arm] = {seed: record for seed, record in records if record is not None}
+        with suppress(LookupError):  # its learning rate is not chosen yet
+            for job in report_jobs(grid, folder, seeds, [arm]):
+                if (record := found(grid, folder, job)) is not None:
+                    runs[arm][job.seed] = record
     return runs
 
 
@@ -97,10 +66,8 @@ def read_choices(grid: Grid, folder: Path) -> dict[str, Choice]:
     """The tuned learning rates of the arms whose tuning is complete."""
     choices: dict[str, Choice] = {}
     for arm in grid.arms:
-        try:
+        with suppress(LookupError):
             choices |= chosen(grid, folder, [arm])
-        except LookupError:
-            continue
     return choices
 
 
@@ -114,7 +81,7 @@ def summarise(
     wanted = grid.seed_list(seeds)
     missing = [{"arm": arm, "seed": seed} for arm in grid.arms for seed in wanted if seed not in runs[arm]]
     figures = {
-        arm: {seed: figures_of(record, grid.spread) for seed, record in of.items()}
+        arm: {seed: metrics.figures_of(record, grid.spread) for seed, record in of.items()}
         for arm, of in runs.items()
     }
     targets = target_section(grid, runs)
@@ -136,7 +103,7 @@ def summarise(
         },
         "figures": {
             name: meaning
-            for name, meaning in MEANINGS.items()
+            for name, meaning in metrics.MEANINGS.items()
             if grid.exam.ensemble is not None or not name.startswith("ensemble/")
         },
         "methods": dict(METHODS),
@@ -161,8 +128,8 @@ def estimate(values: Mapping[int, float]) -> dict[str, Any] | None:
     """Mean with interval, and every seed's value; None of nothing."""
     if not values:
         return None
-    ordered = dict(sorted(values.items()))
-    return {**asdict(over_seeds(list(ordered.values()))), "per_seed": {str(k): v for k, v in ordered.items()}}
+    per_seed = {str(seed): values[seed] for seed in sorted(values)}
+    return {**asdict(stats.over_seeds(list(per_seed.values()))), "per_seed": per_seed}
 
 
 def gather(runs: Mapping[int, RunRecord], read: Callable[[RunRecord], Mapping[str, float]]) -> dict[str, Any]:
@@ -188,58 +155,47 @@ def arm_section(
 ) -> dict[str, Any]:
     """One arm's part of the document."""
     plan, records = grid.arms[arm], [runs[seed] for seed in sorted(runs)]
-    first = next(iter(grid.arms))
+    first, curves = next(iter(grid.arms)), (metrics.TRAINING_SET, metrics.LOCAL, metrics.WEIGHTS_SPREAD)
+    compared = (metrics.TOTAL, metrics.TRAINING_SET, metrics.LOCAL, metrics.PASS_END) if arm != first else ()
+    found = {name: estimate(column(figures, arm, name)) for name in metrics.MEANINGS}
     return {
         "about": plan.about,
-        "control": plan.control,
+        "control": plan.control or plan.attack,
         "set": dict(plan.set),
         "nodes": len(records[0].nodes),
         "swarm": swarm_size(records[0]),
         "rounds": records[0].rounds,
         "seeds": sorted(runs),
         "tuning": None if choice is None else choice.model_dump(mode="json"),
-        "figures": {
-            name: found for name in MEANINGS if (found := estimate(column(figures, arm, name))) is not None
-        },
+        "figures": {name: one for name, one in found.items() if one is not None},
         "tasks": {
-            "start": gather(runs, lambda record: task_passes(record, last=False)),
-            "end": gather(runs, lambda record: task_passes(record, last=True)),
+            "start": gather(runs, lambda record: metrics.task_passes(record, last=False)),
+            "end": gather(runs, lambda record: metrics.task_passes(record, last=True)),
         },
-        "by_node": gather(runs, node_passes),
+        "by_node": gather(runs, metrics.node_passes),
         "spread": None if grid.spread is None else spread_curve(records, grid.spread),
         "against_first": {
-            name: against(column(figures, arm, name), column(figures, first, name))
-            for name in (TOTAL, TRAINING_SET, LOCAL, PASS_END)
-            if arm != first
+            name: against(column(figures, arm, name), column(figures, first, name)) for name in compared
         },
-        "curves": {
-            **{name: reward_curve(records, name) for name in (TRAINING_SET, LOCAL, WEIGHTS_SPREAD)},
-            **exams(records),
-        },
+        "curves": {**{name: reward_curve(records, name) for name in curves}, **exams(records)},
     }
 
 
 def against(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, Any]:
     """Difference and ratio of paired seeds, for description: no test."""
-    found = paired(ours, theirs)
-    return {
-        "difference": None if found is None else interval(found),
-        "ratio": _maybe(ratio(ours, theirs)),
-    }
+    return {"difference": interval(stats.paired(ours, theirs)), "ratio": interval(stats.ratio(ours, theirs))}
 
 
-def interval(found: Difference | Estimate) -> dict[str, Any]:
+def interval(found: stats.Estimate | None) -> dict[str, Any] | None:
     """Mean, ends and number of seeds."""
+    if found is None:
+        return None
     return {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
-
-
-def _maybe(found: Estimate | None) -> dict[str, Any] | None:
-    return None if found is None else interval(found)
 
 
 def reward_curve(records: Sequence[RunRecord], name: str) -> dict[str, Any] | None:
     """Figure 2 of an arm, thinned; the band is the least and the greatest agent."""
-    found = band(records, name)
+    found = metrics.band(records, name)
     if found is None or not found.mean:
         return None
     step = -(-len(found.mean) // POINTS)
@@ -277,20 +233,18 @@ def spread_curve(records: Sequence[RunRecord], spread: Spread) -> dict[str, Any]
 
 def exams(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Held-out pass@1 against rounds, and tokens and bytes per node, with its interval over seeds."""
-    curves, tokens = (
-        [exam_means(record) for record in records],
-        [pass_by_tokens(record) for record in records],
-    )
-    wire = [spent for record in records if (spent := bytes_until(record)) is not None]
-    estimates = [over_seeds([value for _, value in points]) for points in zip(*curves, strict=True)]
+    curves = [metrics.exam_means(record) for record in records]
+    tokens = [[spent for spent, _ in metrics.pass_by_tokens(record)] for record in records]
+    wire = [spent for record in records if (spent := metrics.bytes_until(record)) is not None]
+    over = [stats.over_seeds([value for _, value in points]) for points in zip(*curves, strict=True)]
     return {
         "pass_at_1": {
             "round": [round for round, _ in curves[0]],
-            "tokens_per_node": [fmean(x for x, _ in points) for points in zip(*tokens, strict=True)],
+            "tokens_per_node": [fmean(spent) for spent in zip(*tokens, strict=True)],
             "bytes_per_node": [fmean(spent) for spent in zip(*wire, strict=True)],
-            "mean": [one.mean for one in estimates],
-            "low": [one.low for one in estimates],
-            "high": [one.high for one in estimates],
+            "mean": [one.mean for one in over],
+            "low": [one.low for one in over],
+            "high": [one.high for one in over],
         }
     }
 
@@ -300,46 +254,44 @@ def target_section(grid: Grid, runs: Runs) -> dict[str, Any] | None:
     if grid.target is None or not runs[grid.target]:
         return None
     curves = {
-        arm: {seed: rising(pass_by_tokens(record)) for seed, record in sorted(of_arm.items())}
-        for arm, of_arm in runs.items()
+        arm: {seed: stats.rising(metrics.pass_by_tokens(record)) for seed, record in sorted(of.items())}
+        for arm, of in runs.items()
     }
     ends = {seed: curve[-1] for seed, curve in curves[grid.target].items()}
     times = {
-        arm: {seed: time_to(curve, ends[seed][1]) for seed, curve in of_arm.items() if seed in ends}
-        for arm, of_arm in curves.items()
+        arm: {seed: stats.time_to(curve, ends[seed][1]) for seed, curve in of.items() if seed in ends}
+        for arm, of in curves.items()
+    }
+    arms = {
+        arm: {"swarm": swarm_size(next(iter(runs[arm].values()))), **until_target(of, times[grid.target])}
+        for arm, of in times.items()
+        if of
     }
     return {
         "arm": grid.target,
         "pass_at_1": fmean(level for _, level in ends.values()),
         "tokens_per_node": fmean(tokens for tokens, _ in ends.values()),
-        "arms": {
-            arm: {
-                "swarm": swarm_size(next(iter(runs[arm].values()))),
-                **until_target(of_arm, times[grid.target]),
-            }
-            for arm, of_arm in times.items()
-            if of_arm
-        },
+        "arms": arms,
     }
 
 
 def until_target(times: Mapping[int, tuple[float, bool]], own: Mapping[int, tuple[float, bool]]) -> Json:
     """An arm's times by seed, and whether each got there, beside the `own` ones of the target's arm."""
     values, reached = [time for time, _ in times.values()], [done for _, done in times.values()]
-    mean = geometric_mean(values) if all(reached) else None
-    fewer = ratio({seed: own[seed][0] for seed in times}, {seed: time for seed, (time, _) in times.items()})
+    mean = stats.geometric_mean(values) if all(reached) else None
+    theirs, ours = {k: own[k][0] for k in times}, {k: time for k, (time, _) in times.items()}
     return {
-        **asdict(survival_median(values, reached)),
+        **asdict(stats.survival_median(values, reached)),
         "longest_seen": max(values),
-        "geometric_mean": _maybe(mean),
-        "times_fewer": _maybe(fewer) if all(reached) and times is not own else None,
+        "geometric_mean": interval(mean),
+        "times_fewer": interval(stats.ratio(theirs, ours)) if all(reached) and times is not own else None,
         "per_seed": {str(seed): {"tokens": time, "reached": done} for seed, (time, done) in times.items()},
     }
 
 
 def swarm_size(record: RunRecord) -> int:
     """How many nodes learn from each other: 1 if no node learns from another, however many run."""
-    return len(record.nodes) if total(record, "sampler/external") else 1
+    return len(record.nodes) if metrics.total(record, "sampler/external") else 1
 
 
 def planned_section(
@@ -348,7 +300,7 @@ def planned_section(
     """The smallest detectable difference in held-out pass@1, estimated from the tuning runs alone; None
     below two arms that were tuned on two seeds."""
     tuned = [choice.scores[f"{choice.lr:g}"] for choice in choices.values()]
-    spread = spread_beside_seeds(tuned) if tuned else None
+    spread = stats.spread_beside_seeds(tuned) if tuned else None
     if not spread:
         return None
     n, alpha = len(grid.seed_list(seeds)), LEVEL / max(1, len(grid.compare))
@@ -357,8 +309,8 @@ def planned_section(
         "runs": sum(map(len, tuned)),
         "seeds": n,
         "alpha": alpha,
-        "smallest_difference": smallest_difference(spread, n, alpha),
-        "smallest_by_seeds": {str(k): smallest_difference(spread, k, alpha) for k in PLANS},
+        "smallest_difference": stats.smallest_difference(spread, n, alpha),
+        "smallest_by_seeds": {str(k): stats.smallest_difference(spread, k, alpha) for k in PLANS},
     }
 
 
@@ -371,9 +323,9 @@ def comparison_section(
         if one.figure == "tokens_to_target":
             rows.append({**registered(one), **tokens_compared(one, targets)})
         else:
-            name = PASS_END if one.figure == "pass_at_1" else one.figure
+            name = metrics.PASS_END if one.figure == "pass_at_1" else one.figure
             rows.append({**registered(one), **compared(figures, one, name)})
-    for row, p in zip(rows, adjusted([row["p"] for row in rows]), strict=True):
+    for row, p in zip(rows, stats.adjusted([row["p"] for row in rows]), strict=True):
         row["p_adjusted"] = p
         row["verdict"] = verdict(row)
     return rows
@@ -392,17 +344,17 @@ NOTHING: Mapping[str, Any] = dict.fromkeys(
 def compared(figures: Figures, one: Compare, name: str) -> dict[str, Any]:
     """Difference, interval, p and power of a figure that every run has."""
     ours, theirs = column(figures, one.arm, name), column(figures, one.against, name)
-    found = paired(ours, theirs)
+    found = stats.paired(ours, theirs)
     if found is None:
         return dict(NOTHING)
-    spread = found.spread
+    spread, smallest = found.spread, stats.smallest_difference
     return {
-        **interval(found),
+        **(interval(found) or {}),
         "spread": spread,
         "p": found.p,
-        "ratio": _maybe(ratio(ours, theirs)),
+        "ratio": interval(stats.ratio(ours, theirs)),
         "smallest_difference": found.smallest,
-        "smallest_by_seeds": {str(n): smallest_difference(spread, n) for n in PLANS} if spread else None,
+        "smallest_by_seeds": {str(n): smallest(spread, n) for n in PLANS} if spread else None,
     }
 
 
@@ -414,11 +366,12 @@ def tokens_compared(one: Compare, targets: Mapping[str, Any] | None) -> dict[str
     ours, theirs = ({int(k): v for k, v in side["per_seed"].items()} for side in sides)
     tokens = [{seed: v["tokens"] for seed, v in of.items()} for of in (ours, theirs)]
     reached = [[v["reached"] for v in of.values()] for of in (ours, theirs)]
+    times = [(list(of.values()), done) for of, done in zip(tokens, reached, strict=True)]
     return {
         **NOTHING,
         "n": len(ours.keys() & theirs.keys()),
-        "p": same_survival((list(tokens[0].values()), reached[0]), (list(tokens[1].values()), reached[1])),
-        "ratio": _maybe(ratio(*tokens)) if all(reached[0] + reached[1]) else None,
+        "p": stats.same_survival(times[0], times[1]),
+        "ratio": interval(stats.ratio(*tokens)) if all(reached[0] + reached[1]) else None,
         "medians": [side["value"] for side in sides],
     }
 
@@ -434,10 +387,3 @@ def verdict(row: Mapping[str, Any]) -> str:
         medians = [float("inf") if value is None else value for value in row["medians"]]
         size = 0.0 if medians[0] == medians[1] else medians[0] - medians[1]
     return "higher" if size > 0 else "lower" if size < 0 else "not told apart"
-
-
-def write_results(folder: Path, document: Mapping[str, Any]) -> Path:
-    """Write results.json whole or not at all."""
-    path = folder / RESULTS
-    write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    return path

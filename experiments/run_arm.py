@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -65,36 +66,31 @@ class _Run:
 
     def __init__(self, grid: Grid, job: Job, folder: Path, cache: Path | None) -> None:
         self.grid, self.job, self._folder, self._cache = grid, job, folder, cache
-        self.config = grid.config(job)
-        self.rounds = grid.rounds_of(job)
+        self.config, self.rounds = grid.config(job), grid.rounds_of(job)
         self.exams: list[Exam] = []
         self.series: Series = {}
-        self.ensemble: dict[str, Together] = {}
-        self.routed: float | None = None
-        self.seconds = self.exam_seconds = 0.0
-        self._began = self._told = 0.0
+        self.seconds = self.exam_seconds = self._told = 0.0
 
     def make(self, home: Path, digest: str) -> RunRecord:
         """All rounds and exams."""
         started, cpu = time.time(), time.process_time()
-        self._tell("starter", 0)
-        config = self.config
+        config, job, exam = self.config, self.job, self.grid.exam
+        ensemble: dict[str, Together] = {}
+        routed = None
         torch.set_num_threads(config.threads)
         with open_workers(config, SharedWorkers) as workers:
-            arm = self.grid.named(self.job.arm)
-            limits = self.grid.limits(self.job, config.swarm.nodes)
+            arm, limits = self.grid.named(job.arm), self.grid.limits(job, config.swarm.nodes)
             with opened(config, arm, home, workers, self._cache, limits) as swarm:
                 self._learn(swarm, examiner := self._examiner(workers))
                 weights = [node.parts.weights_sha256() for node in swarm.nodes]
-                if self.grid.exam.ensemble is not None and not self.job.tuning:
-                    self._ask_together(swarm, examiner)
+                if exam.ensemble is not None and not job.tuning:
+                    with self._examining():
+                        ensemble, routed = examiner.together(config, swarm.nodes)
             cpu = time.process_time() - cpu + _cpu_of(workers.pids)
         return RunRecord(
             grid=self.grid.name,
-            arm=self.job.arm,
-            seed=self.job.seed,
+            **job.model_dump(exclude={"lr"}),
             lr=config.learn.lr,
-            tuning=self.job.tuning,
             digest=digest,
             nodes=config.nodes,
             rounds=self.rounds,
@@ -109,38 +105,31 @@ class _Run:
             series=self.series,
             exams=self.exams,
             weights=weights,
-            ensemble=self.ensemble,
-            routed=self.routed,
+            ensemble=ensemble,
+            routed=routed,
         )
 
     def _examiner(self, workers: TaskWorkers) -> Examiner:
-        plan, tuning = self.grid.exam, self.job.tuning
-        questions = questions_for(self.config, plan, workers, tuning=tuning)
-        beside = []
-        if plan.untrained:
-            beside = questions_for(self.config, plan, workers, tuning=tuning, tasks=plan.untrained)
-        return Examiner(plan, questions, self.config.swarm.seed, beside)
-
-    def _ask_together(self, swarm: Swarm, examiner: Examiner) -> None:
-        self._tell("exam", self.rounds)
-        began = time.perf_counter()
-        self.ensemble, self.routed = examiner.together(self.config, swarm.nodes)
-        self.exam_seconds += time.perf_counter() - began
+        plan, ask = self.grid.exam, partial(questions_for, self.config, self.grid.exam, workers)
+        beside = ask(tuning=self.job.tuning, tasks=plan.untrained) if plan.untrained else []
+        return Examiner(plan, ask(tuning=self.job.tuning), self.config.swarm.seed, beside)
 
     def _learn(self, swarm: Swarm, examiner: Examiner) -> None:
         due = set(self.grid.exam_rounds(self.job))
-        self._began = time.time()
         for done in range(self.rounds + 1):
             if done in due:
-                self._tell("exam", done)
-                began = time.perf_counter()
-                self.exams += examiner.examine(swarm.nodes, done)
-                self.exam_seconds += time.perf_counter() - began
+                with self._examining():
+                    self.exams += examiner.examine(swarm.nodes, done)
             if done < self.rounds:
                 began = time.perf_counter()
                 self._note(done, swarm.round())
                 self.seconds += time.perf_counter() - began
-                self._tell("rounds", done + 1)
+
+    @contextmanager
+    def _examining(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.exam_seconds += time.perf_counter() - began
 
     def _note(self, done: int, found: list[dict[str, float | None]]) -> None:
         """Add a round's values; a series that a node has not had so far was empty before."""
@@ -149,11 +138,9 @@ class _Run:
                 if name not in self.series:
                     self.series[name] = [[None] * self.rounds for _ in found]
                 self.series[name][number][done] = value
-
-    def _tell(self, what: str, done: int) -> None:
         if time.monotonic() - self._told >= TELL_S:
             self._told = time.monotonic()
-            tell_progress(self._folder, self.job, what, done, self.rounds, self._began or time.time())
+            tell_progress(self._folder, self.job, (done + 1) / self.rounds)
 
 
 def _cpu_of(pids: list[int]) -> float:

@@ -34,18 +34,13 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Estimate):
     """Mean of the differences of seeds that both sides have, with interval and two-sided p of the paired
     t-test, and the smallest true difference that as many seeds show at 80 % power given this spread.
 
     `p` is None where all differences are equal: there is no spread to measure them by.
     """
 
-    mean: float
-    low: float | None
-    high: float | None
-    spread: float | None
-    n: int
     p: float | None
     smallest: float | None
 
@@ -87,10 +82,9 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     a, b = [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
     differences = [x - y for x, y in zip(a, b, strict=True)]
     found = over_seeds(differences)
-    if found.spread is None or _flat(differences):
-        return Difference(found.mean, found.low, found.high, found.spread, found.n, None, None)
-    p = float(stats.ttest_rel(a, b).pvalue)
-    smallest = smallest_difference(found.spread, found.n)
+    p = smallest = None
+    if found.spread is not None and not _flat(differences):
+        p, smallest = float(stats.ttest_rel(a, b).pvalue), smallest_difference(found.spread, found.n)
     return Difference(found.mean, found.low, found.high, found.spread, found.n, p, smallest)
 
 

@@ -5,34 +5,28 @@ from typing import Any
 
 from sapo.cli.report.live_view import duration, number
 
-from .metrics import (
-    LOCAL,
-    PASS_END,
-    PASS_SPREAD,
-    PASS_START,
-    PASS_UNTRAINED,
-    PER_NODE,
-    TO_HALF,
-    TOTAL,
-    TRAINING_SET,
-)
+from . import metrics
 
 Json = Mapping[str, Any]
 NAMES = {
     "pass_at_1": "held-out pass@1 at the end",
-    LOCAL: "reward/local",
-    TRAINING_SET: "reward/training_set",
+    metrics.LOCAL: "reward/local",
+    metrics.TRAINING_SET: "reward/training_set",
     "tokens_to_target": "tokens per node to the target",
-    TO_HALF: "rounds until half of the answers have the trait",
-    PASS_SPREAD: "held-out pass@1 at the end, of the nodes followed",
-    PASS_UNTRAINED: "pass@1 at the end of tasks nobody learns",
+    metrics.TO_HALF: "rounds until half of the answers have the trait",
+    metrics.SHARE_SPREAD: "share of answers with the trait at the end",
+    metrics.ANSWER_SPREAD: "tokens of an answer at the end",
+    metrics.PASS_SPREAD: "held-out pass@1 at the end, of the nodes followed",
+    metrics.PASS_UNTRAINED: "pass@1 at the end of tasks nobody learns",
     "ensemble/mixture": "pass@1 of the nodes' token mixture",
     "ensemble/mixture/untrained": "pass@1 of their token mixture on tasks nobody learns",
     "ensemble/vote": "pass@1 of the nodes' weighted vote",
     "ensemble/vote/untrained": "pass@1 of their weighted vote on tasks nobody learns",
     "ensemble/route": "pass@1 of the nodes' route",
 }
-IN_POINTS = tuple(name for name in NAMES if name.startswith(("pass_at_1", "ensemble/", PASS_SPREAD)))
+IN_POINTS = tuple(
+    name for name in NAMES if "pass_at_1" in name or name.startswith("ensemble/") or name.endswith("/share")
+)
 """Figures that are shares, shown in percent."""
 HEAD = (
     "arm",
@@ -45,29 +39,25 @@ HEAD = (
     "against the first arm, points",
 )
 SCREEN_HEAD = (
-    "arm",
-    "seeds",
-    "total, the\npaper's metric",
-    "reward/local",
-    "pass@1, %\nstart",
-    "\nend",
-    "tokens\nper node",
+    *("arm", "seeds", "total, the paper's metric", "reward/local", "pass@1, % start", "end"),
+    "tokens per node",
 )
-COSTS_HEAD = (
-    "arm",
-    "nodes",
-    "rounds",
-    "learning rate",
-    "tokens generated per node",
-    "tokens trained, all nodes",
-    "zero-advantage groups",
-    "foreign groups a batch",
-    "their age, rounds",
-    "oscillation, training set",
-    "oscillation, local",
-    "wall time of a run",
-    "processor time",
+COSTS = (
+    ("learning rate", "lr", "g"),
+    ("tokens generated per node", metrics.PER_NODE, ",.0f"),
+    ("tokens trained, all nodes", "tokens/trained", ",.0f"),
+    ("zero-advantage groups", "share/zero_advantage", ".0%"),
+    ("foreign groups a batch", "groups/external", ".2f"),
+    ("their age, rounds", "staleness/rounds", ".1f"),
+    ("oscillation, training set", "oscillation/training_set", ".4f"),
+    ("oscillation, local", "oscillation/local", ".4f"),
+    ("tokens of an answer", metrics.ANSWER_SPREAD, ".1f"),
+    ("answers with the trait", metrics.SHARE_SPREAD, ".1%"),
+    ("learned from others", metrics.FOREIGN, ".1%"),
+    ("from the hostile", metrics.HOSTILE, ".1%"),
 )
+"""Heading, figure and format of what an arm took."""
+COSTS_HEAD = ("arm", "nodes", "rounds", *(one[0] for one in COSTS), "wall time of a run", "processor time")
 
 
 def spanned(found: Json | None, form: str = ".3f", scale: float = 1.0) -> str:
@@ -107,54 +97,51 @@ def give_or_take(found: Json | None, form: str, scale: float = 1.0) -> str:
 def screen_row(name: str, arm: Json) -> tuple[str, ...]:
     """An arm's row under `SCREEN_HEAD`."""
     figures = arm["figures"]
-    start = figures.get(PASS_START)
+    start = figures.get(metrics.PASS_START)
     return (
         name,
         str(len(arm["seeds"])),
-        give_or_take(figures.get(TOTAL), ".1f"),
-        give_or_take(figures.get(LOCAL), ".4f"),
+        give_or_take(figures.get(metrics.TOTAL), ".1f"),
+        give_or_take(figures.get(metrics.LOCAL), ".4f"),
         number(None if start is None else 100 * start["mean"], ".1f"),
-        give_or_take(figures[PASS_END], ".2f", 100),
-        number(figures[PER_NODE]["mean"], ",.0f"),
+        give_or_take(figures[metrics.PASS_END], ".2f", 100),
+        number(figures[metrics.PER_NODE]["mean"], ",.0f"),
     )
 
 
 def table_row(name: str, arm: Json) -> tuple[str, ...]:
     """An arm's row under `HEAD`."""
     figures, against = arm["figures"], arm["against_first"]
-    start = figures.get(PASS_START)
+    start = figures.get(metrics.PASS_START)
     passed = f"{number(None if start is None else 100 * start['mean'], '.1f')} → "
     first = not against
     return (
         name,
         str(len(arm["seeds"])),
-        spanned(figures.get(TOTAL), ".1f"),
-        "" if first else percent_more(against[TOTAL]["ratio"]),
-        spanned(figures.get(LOCAL), ".4f"),
-        "" if first else percent_more(against[LOCAL]["ratio"]),
-        passed + spanned(figures[PASS_END], ".1f", 100),
-        "" if first else spanned(against[PASS_END]["difference"], "+.2f", 100),
+        spanned(figures.get(metrics.TOTAL), ".1f"),
+        "" if first else percent_more(against[metrics.TOTAL]["ratio"]),
+        spanned(figures.get(metrics.LOCAL), ".4f"),
+        "" if first else percent_more(against[metrics.LOCAL]["ratio"]),
+        passed + spanned(figures[metrics.PASS_END], ".1f", 100),
+        "" if first else spanned(against[metrics.PASS_END]["difference"], "+.2f", 100),
     )
 
 
 def costs_row(name: str, arm: Json) -> tuple[str, ...]:
     """An arm's row under `COSTS_HEAD`; means over seeds."""
     mean = {key: found["mean"] for key, found in arm["figures"].items()}
-    return (
-        name,
-        str(arm["nodes"]),
-        str(arm["rounds"]),
-        number(mean["lr"], "g"),
-        number(mean[PER_NODE], ",.0f"),
-        number(mean["tokens/trained"], ",.0f"),
-        number(mean.get("share/zero_advantage"), ".0%"),
-        number(mean.get("groups/external"), ".2f"),
-        number(mean.get("staleness/rounds"), ".1f"),
-        number(mean.get("oscillation/training_set"), ".4f"),
-        number(mean.get("oscillation/local"), ".4f"),
-        duration(mean["seconds"]),
-        duration(mean["cpu_seconds"]),
-    )
+    cells = (number(mean.get(figure), form) for _, figure, form in COSTS)
+    took = duration(mean["seconds"]), duration(mean["cpu_seconds"])
+    return (name, str(arm["nodes"]), str(arm["rounds"]), *cells, *took)
+
+
+def markdown(document: Json) -> str:
+    """results.json in Markdown: a table of the arms, and what is said of their comparisons."""
+    rows = [SCREEN_HEAD, ("---", *["--:"] * (len(SCREEN_HEAD) - 1))]
+    rows += [screen_row(name, arm) for name, arm in document["arms"].items()]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    said = [f"- {row['what']}: {sentence(row)}" for row in document["comparisons"]]
+    return "\n".join([table, "", "± is half of the 95 % interval over seeds", "", *said])
 
 
 def sentence(row: Json) -> str:
@@ -173,12 +160,16 @@ def size(row: Json) -> str:
             return f"{spanned(row['ratio'], '.2f')} times"
         ours, theirs = (number(value, ",.0f") for value in row.get("medians", (None, None)))
         return f"median {ours} against {theirs}, some runs never reach it"
-    if row["figure"] in IN_POINTS:
-        return f"{spanned(row, '+.2f', 100)} points"
-    if row["figure"] == TO_HALF:
-        return f"{spanned(row, '+.1f')} rounds"
-    tail = "" if row["ratio"] is None else f", {percent_more(row['ratio'])}"
-    return spanned(row, "+.4f") + tail
+    factor, form, unit = _unit(row["figure"])
+    tail = "" if unit or row["ratio"] is None else f", {percent_more(row['ratio'])}"
+    return spanned(row, f"+{form}", factor) + unit + tail
+
+
+def _unit(figure: str) -> tuple[float, str, str]:
+    """By what a figure is multiplied, its format, and its unit."""
+    if figure in IN_POINTS:
+        return 100, ".2f", " points"
+    return (1, ".1f", " rounds") if figure == metrics.TO_HALF else (1, ".4f", "")
 
 
 def certainty(row: Json) -> str:
@@ -206,11 +197,8 @@ def shown_from(row: Json) -> str:
     """The smallest difference that the seeds can show."""
     if row["smallest_difference"] is None:
         return "–"
-    if row["figure"] in IN_POINTS:
-        return f"{100 * row['smallest_difference']:.2f} points"
-    if row["figure"] == TO_HALF:
-        return f"{row['smallest_difference']:.1f} rounds"
-    return f"{row['smallest_difference']:.4f}"
+    factor, form, unit = _unit(row["figure"])
+    return f"{factor * row['smallest_difference']:{form}}{unit}"
 
 
 def to_target(found: Json) -> str:

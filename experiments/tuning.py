@@ -7,6 +7,7 @@ from statistics import fmean
 from pydantic import BaseModel, ConfigDict
 
 from .grid import Grid, run_digest
+from .metrics import exam_means
 from .record import Job, RunRecord, load_record
 
 
@@ -21,11 +22,6 @@ class Choice(BaseModel):
     """By learning rate as text: mean held-out pass@1 of the nodes at the end, per tuning seed."""
     at_edge: bool
     """Whether it is the lowest or highest that was tried: a better one may lie beyond."""
-
-
-def tuning_jobs(grid: Grid, arms: Sequence[str] = ()) -> list[Job]:
-    """The tuning runs; none where the grid tunes nothing."""
-    return grid.tuning_jobs(arms)
 
 
 def report_jobs(grid: Grid, folder: Path, seeds: int | None = None, arms: Sequence[str] = ()) -> list[Job]:
@@ -44,11 +40,11 @@ def chosen(grid: Grid, folder: Path, arms: Sequence[str] = ()) -> dict[str, Choi
     Raises `LookupError` while a tuning run is missing.
     """
     scores: dict[str, dict[float, list[float]]] = {}
-    for job in tuning_jobs(grid, arms):
+    for job in grid.tuning_jobs(arms):
         record = found(grid, folder, job)
         if record is None or job.lr is None:
             raise LookupError(f"not there yet: {job.label}")
-        scores.setdefault(job.arm, {}).setdefault(job.lr, []).append(last_pass(record))
+        scores.setdefault(job.arm, {}).setdefault(job.lr, []).append(exam_means(record)[-1][1])
     result = {}
     for arm, by_lr in scores.items():
         best = max(sorted(by_lr), key=lambda lr: fmean(by_lr[lr]))
@@ -64,9 +60,3 @@ def chosen(grid: Grid, folder: Path, arms: Sequence[str] = ()) -> dict[str, Choi
 def found(grid: Grid, folder: Path, job: Job) -> RunRecord | None:
     """A job's record, if it is there and of this very run."""
     return load_record(folder, job, run_digest(grid, job))
-
-
-def last_pass(record: RunRecord) -> float:
-    """Mean held-out pass@1 of all nodes in the last exam."""
-    last = max(exam.round for exam in record.exams)
-    return fmean(exam.pass_at_1 for exam in record.exams if exam.round == last)

@@ -1,25 +1,27 @@
 """Processes that make an experiment's runs, one run at a time each, and die with whoever started them.
 
-Each is a session of its own behind a lifeline (`sapo.core.child_process.Child`): Ctrl-C reaches only the
-command, and a killed command leaves nothing running.
+Each is an executor of one process, so that one that dies takes no other run with it. It leads a session of
+its own: Ctrl-C reaches only the command.
 """
 
-import contextlib
-import json
 import os
-import select
-import socket
-import time
+import sys
+import traceback
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
-from sapo.core.child_process import Child, tail
+from sapo.core.child_process import tail, watch
 from sapo.core.determinism import thread_settings
+from sapo.core.errors import SapoError, UserError
 
+from .grid import Grid
 from .record import Job, progress_path
-
-WORKER = "sapo.experiments.worker_main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,111 +34,92 @@ class Ended:
 
 
 class Pool:
-    """So many workers over one experiment's folder, in which `grid` lies as JSON."""
+    """So many workers over one experiment's folder."""
 
-    def __init__(self, folder: Path, grid: Path, count: int, threads: int) -> None:
-        self._arguments = ["-m", WORKER, "--folder", str(folder), "--grid", str(grid)]
-        self._folder, self._threads = folder, threads
-        self._workers: list[_Worker] = []
-        self._count = count
+    def __init__(self, grid: Grid, folder: Path, count: int, threads: int) -> None:
+        self._grid, self._folder, self._threads = grid, folder, threads
+        self._context = get_context("forkserver")
+        self._lifeline, self._held = self._context.Pipe(duplex=False)
+        self._idle: dict[int, ProcessPoolExecutor] = {number: self._start(number) for number in range(count)}
+        self._busy: dict[Future[Ended], tuple[Job, int, ProcessPoolExecutor]] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._workers:
-            worker.child.kill()
-            worker.close()
-            if worker.job is not None:
-                progress_path(self._folder, worker.job).unlink(missing_ok=True)
+        self._held.close()  # with it all workers die
+        for executor in [*self._idle.values(), *(executor for _, _, executor in self._busy.values())]:
+            executor.shutdown()
+        self._lifeline.close()
+        for job in self.at:
+            progress_path(self._folder, job).unlink(missing_ok=True)
 
     @property
     def free(self) -> int:
         """How many more runs can be given now."""
-        return self._count - len(self.at)
+        return len(self._idle)
 
     @property
     def at(self) -> list[Job]:
         """Runs under way."""
-        return [worker.job for worker in self._workers if worker.job is not None]
+        return [job for job, _, _ in self._busy.values()]
 
     def give(self, job: Job) -> None:
-        """Have a run made. Raises `ValueError` when all workers are busy."""
-        if not self.free:
-            raise ValueError("no worker is free")
-        idle = next((worker for worker in self._workers if worker.job is None), None)
-        if idle is None:
-            idle = self._start()
-        idle.give(job)
+        """Have a run made. Raises `KeyError` when all workers are busy."""
+        number, executor = self._idle.popitem()
+        try:
+            future = executor.submit(make, self._grid, job, self._folder)
+        except BrokenProcessPool:  # it died since its last run
+            executor = self._start(number)
+            future = executor.submit(make, self._grid, job, self._folder)
+        self._busy[future] = job, number, executor
 
     def wait(self, seconds: float) -> list[Ended]:
         """The runs that ended since the last call; waits so long for the first."""
-        lines = [worker.line for worker in self._workers]
-        if not lines:
-            time.sleep(seconds)
-            return []
-        ready, _, _ = select.select(lines, [], [], seconds)
         ended = []
-        for worker in [worker for worker in self._workers if worker.line in ready]:
-            found = worker.hear()
-            if found is not None:
-                ended.append(found)
-            if worker.gone:
-                self._workers.remove(worker)
+        for future in wait(self._busy, seconds, FIRST_COMPLETED).done:
+            job, number, executor = self._busy.pop(future)
+            try:
+                ended.append(future.result())
+            except BrokenProcessPool:
+                executor.shutdown()
+                executor = self._start(number)
+                last = " | ".join(tail(self._log(number)).splitlines()[-3:])
+                ended.append(Ended(job, f"its process was killed, or ended by itself: {last}"))
+            self._idle[number] = executor
         return ended
 
-    def _start(self) -> "_Worker":
-        number = 1 + max((worker.number for worker in self._workers), default=0)
-        ours, theirs = socket.socketpair()
-        log = self._folder / "logs" / f"worker-{number}.log"
-        with theirs:
-            arguments = [*self._arguments, "--line", str(theirs.fileno())]
-            env = {**os.environ, **thread_settings(self._threads), "PYTHONUNBUFFERED": "1"}
-            child = Child.start(
-                f"worker-{number}", arguments, log=log, env=env, descriptors=[theirs.fileno()]
-            )
-        worker = _Worker(number, child, ours)
-        self._workers.append(worker)
-        return worker
+    def _start(self, number: int) -> ProcessPoolExecutor:
+        env = {**os.environ, **thread_settings(self._threads)}
+        return ProcessPoolExecutor(
+            1, self._context, initializer=begin, initargs=(self._lifeline, env, self._log(number))
+        )
+
+    def _log(self, number: int) -> Path:
+        return self._folder / "logs" / f"worker-{number + 1}.log"
 
 
-class _Worker:
-    """One process, what it is at, and the line to it."""
+def begin(lifeline: Connection, env: Mapping[str, str], log: Path) -> None:
+    """In a worker: own session, environment and log; it dies when the other end of `lifeline` is closed."""
+    os.setsid()
+    watch(os.dup(lifeline.fileno()))
+    os.environ.update(env)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
 
-    def __init__(self, number: int, child: Child, line: socket.socket) -> None:
-        self.number, self.child, self.line = number, child, line
-        self.job: Job | None = None
-        self.gone = False
-        self._heard = b""
 
-    def give(self, job: Job) -> None:
-        self.job = job
-        with contextlib.suppress(OSError):  # it is dead: the next `hear` reports it
-            self.line.sendall(job.model_dump_json().encode() + b"\n")
+def make(grid: Grid, job: Job, folder: Path) -> Ended:
+    """In a worker: make a run; what went wrong is said, and is in its log."""
+    from .run_arm import run_arm
 
-    def hear(self) -> Ended | None:
-        """Take in what came; the run that ended, if one did."""
-        try:
-            data = self.line.recv(65_536)
-        except OSError:
-            data = b""
-        self._heard += data
-        job = self.job
-        if not data:
-            code = self.child.kill()
-            self.close()
-            self.gone = True
-            if job is None:
-                return None
-            self.job = None
-            return Ended(
-                job, f"its process ended with {code}: {' | '.join(tail(self.child.log).splitlines()[-3:])}"
-            )
-        if b"\n" not in self._heard or job is None:
-            return None
-        line, _, self._heard = self._heard.partition(b"\n")
-        self.job = None
-        return Ended(job, **json.loads(line))
-
-    def close(self) -> None:
-        self.line.close()
+    try:
+        run_arm(grid, job, folder)
+    except SapoError as error:
+        return Ended(job, str(error), fatal=isinstance(error, UserError))
+    except Exception as error:
+        print(f"{job.label}:", file=sys.stderr)
+        traceback.print_exc()
+        return Ended(job, f"{type(error).__name__}: {error}")
+    return Ended(job)

@@ -16,9 +16,12 @@ def evaluate_together(home: "Home", text: str, log: str | None, as_json: bool) -
 
     Raises `UserError` for nodes that cannot be asked so.
     """
+    from sapo.core.errors import UserError
+
     config = home.load_config()
     names = _named(home, config, text)
-    _check_way(log)
+    if log is not None and log not in WAYS:
+        raise UserError("--log", log, "an ensemble does not answer so", f"name one of {', '.join(WAYS)}")
 
     from rich.console import Console
 
@@ -66,10 +69,3 @@ def _named(home: "Home", config: "Config", text: str) -> list[str]:
             "--ensemble", text, "takes two nodes or more", f"name some of {known}, joined by commas"
         )
     return names
-
-
-def _check_way(log: str | None) -> None:
-    from sapo.core.errors import UserError
-
-    if log is not None and log not in WAYS:
-        raise UserError("--log", log, "an ensemble does not answer so", f"name one of {', '.join(WAYS)}")

@@ -1,31 +1,25 @@
 """Nodes of one home that answer held-out questions together, and the ensemble as a model in MLflow."""
 
 import json
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
-from sapo.core.types import canonical, sha256
 from sapo.core.user_cache import default_cache
 from sapo.ops.judge import load_newest
 from sapo.policy import models
 from sapo.policy.checkpoint import Checkpoint
 from sapo.policy.engines import open_engine
-from sapo.policy.evaluate import Progress, held_out_name, held_out_set
+from sapo.policy.evaluate import Progress, held_out_set
 from sapo.policy.initial import load_initial
-from sapo.store.tracking.uri import own_artifacts, tracking_uri
 from sapo.tasks.workers import TaskWorkers, open_workers
 
-from . import model
 from .exam import Expert, examine, prior_of
 from .mixture import one_vocabulary
 from .mlflow_version import log_ensemble
@@ -55,20 +49,21 @@ def evaluate_ensemble(
         workers = stack.enter_context(open_workers(config))
         found = [_opened(config, home, name, workers, cache, stack) for name in names]
         experts = [expert for expert, _ in found]
-        if log == "mixture":
-            _refuse_unlike(experts)
+        for one in experts[1:]:
+            if log == "mixture" and not one_vocabulary([experts[0].policy, one.policy]):
+                both = f"{experts[0].name} and {one.name}"
+                problem = f"{both} have different tokenizers, and tokens of one do not mix"
+                raise UserError("--log", "mixture", problem, "log vote or route")
         questions = held_out_set(config, home, workers)
-        tasks, seed, held_out = config.manifest_tasks(), config.swarm.seed, config.rules.held_out
-        log_prior = prior_of(experts, workers, tasks, seed=seed, held_out=held_out)
-        form = config.rules.answer
+        log_prior = prior_of(experts, workers, config)
         exam = examine(
             experts,
             workers,
             questions,
             log_prior=log_prior,
-            form=form,
+            form=config.rules.answer,
             samples=config.eval.samples,
-            seed=seed,
+            seed=config.swarm.seed,
             progress=progress,
         )
         rounds = {name: one.round for name, (_, one) in zip(names, found, strict=True)}
@@ -78,7 +73,7 @@ def evaluate_ensemble(
         if log is not None:
             if progress is not None:
                 progress("logging the ensemble to MLflow", 0, 1)
-            body["model"] = _log(config, home, found, log_prior, log, body, clock())
+            body["model"] = log_ensemble(config, home, found, log_prior, log, body, clock())
     return body
 
 
@@ -92,49 +87,3 @@ def _opened(
     policy = models.merged(policy)
     engine = stack.enter_context(closing(open_engine(own, policy)))
     return Expert(name, policy, engine, own.generate.max_new_tokens), newest
-
-
-def _refuse_unlike(experts: Sequence[Expert]) -> None:
-    """Raise `UserError` where the models' tokens do not mix."""
-    first = experts[0]
-    for one in experts[1:]:
-        if not one_vocabulary([first.policy, one.policy]):
-            problem = f"{first.name} and {one.name} have different tokenizers, and tokens of one do not mix"
-            raise UserError("--log", "mixture", problem, "log vote or route")
-
-
-def _log(
-    config: Config,
-    home: Home,
-    found: Sequence[tuple[Expert, Checkpoint]],
-    log_prior: Tensor,
-    way: Answering,
-    body: Mapping[str, Any],
-    at: float,
-) -> str:
-    """Log the ensemble to the swarm's MLflow; returns the model's address."""
-    experts = [expert for expert, _ in found]
-    names = ",".join(expert.name for expert in experts)
-    weights = [newest.weights_sha256 for _, newest in found]
-    digest = sha256(canonical([names, weights, way, held_out_name(config, home)]))[:16]
-    figures = {**body["experts"], **body["ways"]}
-    uri = tracking_uri(home, config)
-    with tempfile.TemporaryDirectory(prefix="sapo-ensemble-") as folder:
-        model.save(Path(folder), experts, log_prior, way=way, form=config.rules.answer)
-        return log_ensemble(
-            uri,
-            config.swarm.name,
-            Path(folder),
-            digest,
-            title=f"ensemble {names}",
-            artifacts=own_artifacts(home, uri),
-            tags={
-                "sapo.swarm": config.swarm.name,
-                "sapo.way": way,
-                "sapo.nodes": names,
-                "sapo.rounds": ",".join(str(newest.round) for _, newest in found),
-                "sapo.weights_sha256": ",".join(weights),
-            },
-            metrics={f"ensemble/{name}": one["pass_at_1"] for name, one in figures.items()},
-            at=at,
-        )

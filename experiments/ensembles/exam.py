@@ -7,6 +7,7 @@ differences are paired. The prior is measured on questions that may be trained o
 import copy
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sapo.core.answer_format import AnswerFormat
-from sapo.core.config.load import Task
+from sapo.core.config.load import Config
 from sapo.core.rng import stream
 from sapo.core.types import Question
 from sapo.policy.engines.base import Engine
@@ -79,9 +80,8 @@ class EnsembleExam:
 
 def _figures(one: Evaluation, best: Sequence[float], cost: int) -> dict[str, Any]:
     """Figures of a way; `against_best` is paired by question with the best expert's."""
-    by_task: dict[str, list[float]] = {}
-    for task, passed in zip(one.tasks, one.sampled, strict=True):
-        by_task.setdefault(task, []).append(passed)
+    asked = list(zip(one.tasks, one.sampled, strict=True))
+    passes = {task: [passed for at, passed in asked if at == task] for task in sorted(set(one.tasks))}
     return {
         "answers": cost,
         "pass_at_1": one.pass_at_1,
@@ -89,16 +89,16 @@ def _figures(one: Evaluation, best: Sequence[float], cost: int) -> dict[str, Any
         "interval": one.interval.half,
         "greedy": one.greedy_pass if one.greedy else None,
         "against_best": gain({"best": best}, {"best": one.sampled}, one.asked).written(),
-        "per_task": {task: statistics.fmean(passes) for task, passes in sorted(by_task.items())},
+        "per_task": {task: statistics.fmean(of) for task, of in passes.items()},
     }
 
 
-def training_questions(
-    workers: TaskWorkers, tasks: Sequence[Task], *, seed: int, count: int, held_out: float
-) -> list[Question]:
+def training_questions(workers: TaskWorkers, config: Config, count: int) -> list[Question]:
     """Questions that may be trained on, never held-out ones, drawn by the tasks' weights."""
-    author = (seed, OWNER, OWNER, "")
-    return QuestionStream(workers, tasks, author, 0, count=count, held_out=held_out).result()
+    author, held_out = (config.swarm.seed, OWNER, OWNER, ""), config.rules.held_out
+    return QuestionStream(
+        workers, config.manifest_tasks(), author, 0, count=count, held_out=held_out
+    ).result()
 
 
 def likelihoods(policies: Sequence[LoadedPolicy], questions: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -119,24 +119,11 @@ def likelihoods(policies: Sequence[LoadedPolicy], questions: Sequence[str]) -> t
     return whole, whole / torch.tensor(units).clamp(min=1).T
 
 
-def weights_of(log_prior: Tensor, log_mean: Tensor) -> list[list[float]]:
-    """What each policy's answer to each question weighs, by the means that `likelihoods` gives."""
-    found: list[list[float]] = combine.question_weights(log_prior, log_mean).tolist()
-    return found
-
-
 def prior_of(
-    experts: Sequence[Expert],
-    workers: TaskWorkers,
-    tasks: Sequence[Task],
-    *,
-    seed: int,
-    held_out: float,
-    count: int = PRIOR_QUESTIONS,
+    experts: Sequence[Expert], workers: TaskWorkers, config: Config, count: int = PRIOR_QUESTIONS
 ) -> Tensor:
     """log P(D=j) [K]: the mean posterior of training questions, by what each expert makes of them."""
-    asked = training_questions(workers, tasks, seed=seed, count=count, held_out=held_out)
-    texts = [question.text for question in asked]
+    texts = [question.text for question in training_questions(workers, config, count)]
     return combine.measured_prior(likelihoods([one.policy for one in experts], texts)[0])
 
 
@@ -161,20 +148,33 @@ def examine(
     part of a text is the answer.
     """
     policies = [one.policy for one in experts]
-    ask = partial(_ask, workers=workers, questions=questions, seed=seed, progress=progress)
+
+    def ask(expert: Expert, label: str, samples: int, greedy: bool, seed: int = seed) -> Answers:
+        return answer(
+            expert.policy,
+            expert.engine,
+            workers,
+            questions,
+            max_new_tokens=expert.max_new_tokens,
+            samples=samples,
+            seed=seed,
+            greedy=greedy,
+            progress=None if progress is None else partial(progress, label),
+        )
+
     own = [
-        ask(one, one.name, samples=samples * each, greedy=greedy, seed=_seed_of(place, seed))
+        ask(one, one.name, samples * each, greedy, stream(seed, "expert", place) if place else seed)
         for place, one in enumerate(experts)
     ]
     singles = [Evaluation.of(questions, one) for one in own]
     best = combine.route([one.pass_at_1 for one in singles])
     _, mean_questions = likelihoods(policies, [question.text for question in questions])
-    weights = weights_of(log_prior, mean_questions)
+    weights: list[list[float]] = combine.question_weights(log_prior, mean_questions).tolist()
     even = [[1.0] * len(experts)] * len(questions)
     experts_of = _best_by_task(singles)
     joint = each * len(experts)
     by_task = [[float(j == experts_of[q.recipe.dataset]) for j in range(len(experts))] for q in questions]
-    most = ask(experts[best], f"{experts[best].name} x {joint}", samples=samples * joint, greedy=False)
+    most = ask(experts[best], f"{experts[best].name} x {joint}", samples * joint, False)
     found: dict[Way, Answers] = {
         "vote": _each_trial(own, weights, each, partial(_voted, form)),
         "route": _each_trial(own, weights, each, _routed),
@@ -205,42 +205,10 @@ def examine(
     )
 
 
-def _seed_of(place: int, seed: int) -> int:
-    """Decides what an expert samples."""
-    return stream(seed, "expert", place) if place else seed
-
-
-def _ask(
-    expert: Expert,
-    label: str,
-    *,
-    workers: TaskWorkers,
-    questions: Sequence[Question],
-    seed: int,
-    progress: Progress | None,
-    samples: int,
-    greedy: bool,
-) -> Answers:
-    return answer(
-        expert.policy,
-        expert.engine,
-        workers,
-        questions,
-        max_new_tokens=expert.max_new_tokens,
-        samples=samples,
-        seed=seed,
-        greedy=greedy,
-        progress=None if progress is None else partial(progress, label),
-    )
-
-
 def _apart(ask: Callable[..., Answers], expert: Expert, samples: int, greedy: bool) -> Answers:
     """Ask a model that is made for this alone."""
-    engine = TransformersEngine(expert.policy)
-    try:
-        return ask(replace(expert, engine=engine), expert.name, samples=samples, greedy=greedy)
-    finally:
-        engine.close()
+    with closing(TransformersEngine(expert.policy)) as engine:
+        return ask(replace(expert, engine=engine), expert.name, samples, greedy)
 
 
 def _with(policy: LoadedPolicy, parameters: dict[str, Tensor]) -> LoadedPolicy:

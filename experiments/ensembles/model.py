@@ -6,6 +6,7 @@ probable ones.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.models import LoadedPolicy
 
 from . import combine
-from .exam import Expert, likelihoods, said, weights_of
+from .exam import Expert, likelihoods, said
 from .mixture import mixed
 
 Answering = Literal["mixture", "vote", "route"]
@@ -53,13 +54,10 @@ class Ensemble:
         note = json.loads((directory / NOTE).read_text(encoding="utf-8"))
         self.way: Answering = note["way"]
         self.form: AnswerFormat = note["answer"]
-        self.names: list[str] = note["experts"]
         self._room: list[int] = note["max_new_tokens"]
         self._log_prior = torch.tensor(note["prior"]).log()
-        self.policies = [
-            _loaded(directory / name, {"dtype": note["dtype"], "rules": {"answer": self.form}})
-            for name in self.names
-        ]
+        settings = {"dtype": note["dtype"], "rules": {"answer": self.form}}
+        self.policies = [_loaded(directory / name, settings) for name in note["experts"]]
 
     def answers(self, questions: Sequence[str]) -> list[str]:
         """The answer to each question. Raises `UserError` for one that is longer than a model's context."""
@@ -70,8 +68,8 @@ class Ensemble:
         pairs = zip(self.policies, self._room, strict=True)
         by_expert = [_greedy(policy, questions, room) for policy, room in pairs]
         given = zip(*by_expert, strict=True)
-        weights = weights_of(self._log_prior, likelihoods(self.policies, questions)[1])
-        return [texts[self._place(row, texts)] for row, texts in zip(weights, given, strict=True)]
+        weights = combine.question_weights(self._log_prior, likelihoods(self.policies, questions)[1])
+        return [texts[self._place(row, texts)] for row, texts in zip(weights.tolist(), given, strict=True)]
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> list[str]:
         """MLflow's call: a list of questions, or a data frame whose first column has them."""
@@ -100,9 +98,8 @@ def _loaded(folder: Path, settings: Mapping[str, Any]) -> LoadedPolicy:
 
 def _greedy(policy: LoadedPolicy, questions: Sequence[str], room: int) -> list[str]:
     prompts = [policy.encode_prompt(question) for question in questions]
-    engine = TransformersEngine(policy)
-    found = engine.generate(
-        prompts, completions=0, max_new_tokens=room, sampling=Sampling(), seed=0, greedy=True
-    )
-    engine.close()
+    with closing(TransformersEngine(policy)) as engine:
+        found = engine.generate(
+            prompts, completions=0, max_new_tokens=room, sampling=Sampling(), seed=0, greedy=True
+        )
     return [completion.text for (completion,) in found]

@@ -28,11 +28,14 @@ SCHEMA = 1
 PARTITION = re.compile(r"s[0-9a-f]{8}")
 CREATE = """
 CREATE TABLE bus (partition TEXT NOT NULL, next INTEGER NOT NULL, stamp REAL NOT NULL);
+
 CREATE TABLE log (
     offset INTEGER PRIMARY KEY, timestamp REAL NOT NULL, group_id TEXT NOT NULL,
     content_sha256 TEXT NOT NULL, key TEXT NOT NULL, signature TEXT NOT NULL, payload BLOB NOT NULL
 );
 """
+MADE = "SELECT sql FROM sqlite_schema ORDER BY name"
+"""What was made in a file: a view or a trigger that another program put there would run in every reader."""
 INSERT = "INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)"
 SIZES = """
 SELECT offset, CASE typeof(payload) WHEN 'blob' THEN length(payload) END
@@ -154,6 +157,8 @@ class SqliteBus:
 
         Raises `Unavailable` if another program wrote what this release never does.
         """
+        if [f"{sql};" for (sql,) in db.execute(MADE)] != CREATE.strip().split("\n\n"):
+            raise Unavailable(f"the bus {self._path} is damaged: it holds other tables, views or triggers")
         rows = db.execute("SELECT partition, next, stamp FROM bus LIMIT 2").fetchall()
         if len(rows) == 1:
             partition, end, stamp = rows[0]

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 something failed or was found wrong, 2 bad input, 130 inte
 import errno
 import inspect
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from sapo.cli.commands import (
     ui,
 )
 from sapo.core.errors import SapoError, Unavailable, UserError
-from sapo.core.unicode import printable
+from sapo.core.unicode import OneLine, printable
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -214,6 +215,8 @@ def _complete_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
         elif mode == "w" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if logging.lastResort is not None:  # what prints warnings: they may repeat what others wrote
+        logging.lastResort.setFormatter(OneLine())
 
 
 def _refuse_deleted_folder() -> None:

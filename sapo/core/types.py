@@ -410,6 +410,8 @@ class Gossiped(Record):
     partner: Hex64 | None = None
     file: Hex64 | None = None
     distance: float | None = None
+    share: float | None = Field(default=None, exclude_if=unset)
+    """How much of the difference to the partner counted, where that was not all of it."""
     reason: str | None = None
 
 

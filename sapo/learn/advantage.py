@@ -40,7 +40,8 @@ def group_advantages(
 
     An unscorable completion (None) gets 0 and has no part in the mean. A group that is not `informative`
     on its raw scores gets zeros, whatever `truncated = "zero_reward"` would make of them: that setting
-    acts after the filter, by counting a completion cut off by the length limit as 0.
+    acts after the filter, by counting a completion cut off by the length limit as 0. Of foreign groups none
+    is: that it was cut off is their author's word, who could have right answers count for less than wrong.
     """
     if not informative(scores, learn.zero_tolerance):
         return [0.0] * len(scores)
@@ -57,8 +58,9 @@ def group_advantages(
 
 def with_advantages(group: BatchGroup, learn: LearnConfig) -> BatchGroup:
     """A group of a batch with the advantages that its scores have under these settings."""
-    samples = group.samples
-    values = group_advantages([s.score for s in samples], [s.finish_reason for s in samples], learn)
+    samples, own = group.samples, group.source == "local"
+    reasons = [s.finish_reason if own else "stop" for s in samples]
+    values = group_advantages([s.score for s in samples], reasons, learn)
     made = zip(samples, values, strict=True)
     return group.model_copy(update={"samples": tuple(s.model_copy(update={"advantage": v}) for s, v in made)})
 

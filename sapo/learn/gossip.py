@@ -7,8 +7,9 @@ Delta = phi - theta, which is what it has learned with the sign turned, and with
     phi   <- phi + delta
     theta <- phi
 
-Alone the means are its own values: the step of DiLoCo (arXiv:2311.08105) with classical momentum. All of it
-is float32 on the CPU, one rounding an operation, so every processor computes the same bits.
+Alone the means are its own values: the step of DiLoCo (arXiv:2311.08105) with classical momentum. Of a
+partner that is far away only a part of the difference counts, as in ClippedGossip (arXiv:2202.01545). All of
+it is float32 on the CPU, one rounding an operation, so every processor computes the same bits.
 """
 
 import math
@@ -21,7 +22,9 @@ import torch
 from torch import Tensor
 
 REMEMBERED = 15
-"""Own lessons whose median bounds how far a partner may be."""
+"""Own lessons whose median bounds how far a partner may move the node."""
+APART = 4.0
+"""Reaches by which partners can move two nodes apart in a step: (beta + gamma) / (1 - alpha) is 3.4."""
 Partner = Callable[[str], tuple[Tensor, Tensor]]
 """Slow weights and pseudo-gradient of a partner's tensor, by its name."""
 
@@ -29,6 +32,11 @@ Partner = Callable[[str], tuple[Tensor, Tensor]]
 def mean_of_two(one: Tensor, other: Tensor) -> Tensor:
     """0.5 (x + y): whoever computes it, in whichever order, has the same bits."""
     return (one + other).mul_(0.5)
+
+
+def part_way(own: Tensor, other: Tensor, share: float) -> Tensor:
+    """Where `share` of the way from `own` to `other` ends."""
+    return other if share == 1.0 else own + (other - own) * share
 
 
 def outer_step(
@@ -72,6 +80,8 @@ class SlowWeights:
     momentum: list[Tensor]
     lessons: list[float] = field(default_factory=list)
     """Norms of the last own pseudo-gradients: no partner has a part in what bounds partners."""
+    travelled: float = 0.0
+    """The sum of all of them."""
 
     @classmethod
     def begin(cls, names: Sequence[str], fast: Sequence[Tensor]) -> "SlowWeights":
@@ -85,12 +95,15 @@ class SlowWeights:
             "slow": self.slow,
             "momentum": self.momentum,
             "lessons": self.lessons,
+            "travelled": self.travelled,
         }
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "SlowWeights":
         """What `state_dict` gave."""
-        return cls(tuple(state["names"]), state["slow"], state["momentum"], list(state.get("lessons", [])))
+        lessons = list(state.get("lessons", []))
+        travelled = state.get("travelled", sum(lessons))
+        return cls(tuple(state["names"]), state["slow"], state["momentum"], lessons, travelled)
 
     def offered(self, fast: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Name, slow weights and pseudo-gradient of each tensor: what a partner needs."""
@@ -110,9 +123,18 @@ class SlowWeights:
         return Distance(math.nan if any(map(math.isnan, either)) else max(either), math.hypot(*own))
 
     def reach(self, own: float, factor: float) -> float:
-        """How far a partner may be: `factor` times the median of the own lessons, or the present one, `own`,
-        if that is more."""
+        """How far away a partner may count as: `factor` times the median of the own lessons, or the present
+        one, `own`, if that is more. With share = min(1, reach / distance) of the difference, an outer step
+        moves the node by at most (beta + gamma) / 2 * reach further than alone.
+
+        To refuse all beyond it would refuse honest ones: whom a bad partner has just moved by a reach is
+        that far from all others.
+        """
         return factor * max([own, *([statistics.median(self.lessons)] if self.lessons else [])])
+
+    def limit(self, own: float, factor: float) -> float:
+        """How far away partners of one start are at most, whatever others have done to both of them."""
+        return APART * factor * (self.travelled + own)
 
     def step(
         self,
@@ -122,13 +144,21 @@ class SlowWeights:
         beta: float,
         gamma: float,
         partner: Partner | None = None,
+        share: float = 1.0,
     ) -> None:
-        """Make the outer step; the weights are then to be `slow`. `fast` is left as it is."""
+        """Make the outer step; the weights are then to be `slow`. `fast` is left as it is.
+
+        `share` is how much of the difference to the partner counts.
+        """
         own = math.hypot(*(_norm(delta) for _, _, delta in self.offered(fast)))
         self.lessons = [*self.lessons, own][-REMEMBERED:]
+        self.travelled += own
         parts = zip(self.offered(fast), self.momentum, strict=True)
         for (name, slow, delta), momentum in parts:
-            theirs = None if partner is None else partner(name)
+            theirs = None
+            if partner is not None:
+                far, far_delta = partner(name)
+                theirs = part_way(slow, far, share), part_way(delta, far_delta, share)
             outer_step(slow, momentum, delta, alpha=alpha, beta=beta, gamma=gamma, partner=theirs)
 
 

@@ -33,14 +33,15 @@ def batch_group(
 ) -> BatchGroup:
     """A verified group as it enters an update. `outcomes` are the receiver's own, one per completion.
 
-    A foreign author's log-probabilities are kept if it is `believed` (`sapo.peers.trust`) and the mode uses
+    A foreign author's log-probabilities are kept if it is `believed` (`sapo.peers.keyring`) and the mode uses
     them. Own groups carry the engine's log-probabilities too, from which the learner measures how far engine
     and learner are apart.
     """
     tokens = tokens or Tokens.of(policy, group)
     prompt = tokens.prompt
     scores = [outcome.score for outcome in outcomes]
-    advantages = group_advantages(scores, [c.finish_reason for c in group.completions], learn)
+    reasons = [c.finish_reason if source == "local" else "stop" for c in group.completions]
+    advantages = group_advantages(scores, reasons, learn)
     told = source == "local" or (believed and learn.believes)
     samples = []
     for k, (completion, outcome, advantage, (ids, retokenised)) in enumerate(

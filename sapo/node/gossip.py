@@ -23,9 +23,9 @@ from sapo.core.types import Batch, Gossiped, Policy, Received, RoundResult
 from sapo.learn.gossip import SlowWeights
 from sapo.learn.update import Learner
 from sapo.peers import blocks
-from sapo.peers.announcements import Announcement, Heard, Partners, announce, draw
+from sapo.peers.announcements import Announcement, Heard, Partners, announce
+from sapo.peers.keyring import keys_of
 from sapo.peers.signing import Identity
-from sapo.peers.trust import keys_of
 from sapo.policy import exchange
 from sapo.policy.exchange import ExchangeFile, Unusable
 from sapo.policy.kept_files import SUFFIX, KeptFiles
@@ -41,11 +41,13 @@ OFFERED = 2
 
 @dataclass(frozen=True)
 class _Found:
-    """A partner's file that is averaged with, and how far its weights are."""
+    """A partner's file that is averaged with, how far its weights are, and how much of the difference
+    counts."""
 
     announcement: Announcement
     file: ExchangeFile
     distance: float
+    share: float
 
 
 class _Alone(SapoError):
@@ -163,21 +165,22 @@ class Gossip:
             self._count(f"gossip/alone/{reason}")
             self._say(alone)
         factors = {"alpha": config.alpha, "beta": config.beta, "gamma": config.gamma}
-        outer.step(weights, **factors, partner=None if found is None else found.file.pair)
+        partner, share = (None, 1.0) if found is None else (found.file.pair, found.share)
+        outer.step(weights, **factors, partner=partner, share=share)
         self._metrics["gossip/jump"] = self.learner.land()
         self._metrics |= {"gossip/steps": 1.0, "gossip/partners": float(found is not None)}
         said = {"stepped": True, "reason": reason, **factors}
         if found is not None:
             said |= {"partner": found.announcement.key, "file": found.announcement.file}
-            said |= {"distance": found.distance}
+            said |= {"distance": found.distance, "share": found.share if found.share < 1.0 else None}
         return done.model_copy(update=said)
 
     def _find(self, round: int, outer: SlowWeights, rng: random.Random) -> _Found:
         members = self._members()
         fresh = self._partners.fresh(members, since=round + 1 - self.config.every)
         self._metrics["gossip/candidates"] = float(len(fresh))
-        chosen = draw(fresh, rng)
-        if chosen is None and self._partners.known(members):
+        chosen = rng.choice(fresh) if fresh else None
+        if chosen is None and self._partners.fresh(members, since=0):
             raise _Alone("stale", "nobody announced weights since the last outer step")
         if chosen is None:
             raise _Alone("nobody", "no member has announced weights")
@@ -185,7 +188,7 @@ class Gossip:
         try:
             self._fetch(chosen, path)
             file = ExchangeFile.check(path, chosen.file, self._shapes, chosen.about())
-            return _Found(chosen, file, self._distance(outer, file))
+            return _Found(chosen, file, *self._distance(outer, file))
         except (NotFetched, Unusable) as error:
             path.unlink(missing_ok=True)
             raise _Alone(error.code, str(error), chosen.node) from None
@@ -204,14 +207,15 @@ class Gossip:
             if digest != chosen.file:
                 raise Unusable("bad_digest", "its bytes are not those that were announced")
 
-    def _distance(self, outer: SlowWeights, file: ExchangeFile) -> float:
-        found = outer.distance(self.learner.weights(), file.pair)
-        reach = outer.reach(found.own, self.config.max_norm)
+    def _distance(self, outer: SlowWeights, file: ExchangeFile) -> tuple[float, float]:
+        """How far away it is, and how much of that counts."""
+        found, factor = outer.distance(self.learner.weights(), file.pair), self.config.max_norm
+        reach, limit = outer.reach(found.own, factor), outer.limit(found.own, factor)
         if math.isfinite(found.partner):
             self._metrics |= {"gossip/distance": found.partner, "gossip/reach": reach}
-        if not found.partner <= reach:
-            raise Unusable("too_far", f"it is {found.partner:.4g} away, more than {reach:.4g}")
-        return found.partner
+        if not found.partner <= limit:
+            raise Unusable("too_far", f"it is {found.partner:.4g} away, more than {limit:.4g}")
+        return found.partner, reach / max(reach, found.partner) if reach else 1.0
 
     def _count(self, name: str) -> None:
         self._metrics[name] = self._metrics.get(name, 0.0) + 1.0

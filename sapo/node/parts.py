@@ -30,13 +30,12 @@ from sapo.node.recovery import Recovery
 from sapo.node.rollout import RolloutMaker
 from sapo.node.verify import PeerVerifier
 from sapo.peers.freshness import Freshness
-from sapo.peers.key_clones import KeyCloneDetector
+from sapo.peers.keyring import refuse_strange_names
 from sapo.peers.pool import Pool
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals
-from sapo.peers.resend_guard import ResendGuard
+from sapo.peers.resend_guard import KeyCloneDetector, ResendGuard
 from sapo.peers.sampling import Sampler, open_sampler
-from sapo.peers.trust import refuse_strange_names
 from sapo.policy import models
 from sapo.policy.engines import open_engine
 from sapo.policy.evaluate import held_out_set

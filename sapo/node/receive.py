@@ -20,11 +20,10 @@ from sapo.peers import blocks
 from sapo.peers.admission import PROVEN, admit, said_before
 from sapo.peers.announcements import is_announcement
 from sapo.peers.blocks import Blocked
-from sapo.peers.key_clones import KeyCloneDetector
 from sapo.peers.pool import Entry, Pool, Verdict
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals, is_signed
-from sapo.peers.resend_guard import ResendGuard
+from sapo.peers.resend_guard import KeyCloneDetector, ResendGuard
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import false_ids
 from sapo.store.journal.journal import Journal, PoolRow, SeenGroup

@@ -43,10 +43,10 @@ from sapo.node.silent_rounds import SilentRounds, series, texts_by_task
 from sapo.node.taken_up import TakenUp
 from sapo.node.verify import own_standards
 from sapo.peers import sampling
-from sapo.peers.allowance import excess
+from sapo.peers.keyring import keys_of
 from sapo.peers.pool import Entry
+from sapo.peers.quotas import excess
 from sapo.peers.sampling import Draw
-from sapo.peers.trust import keys_of
 from sapo.policy.tokenise import Tokens
 from sapo.policy.weights_hash import Digests
 from sapo.tasks.questions import QuestionStream

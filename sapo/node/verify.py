@@ -11,9 +11,8 @@ from sapo.core.errors import Refused
 from sapo.core.types import Group, Outcome
 from sapo.learn.advantage import informative
 from sapo.peers.admission import PROVEN
-from sapo.peers.allowance import too_costly, too_long
 from sapo.peers.pool import Entry, Verdict
-from sapo.peers.quotas import Quotas
+from sapo.peers.quotas import Quotas, beyond
 from sapo.peers.rejections import Refusals
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import Tokens
@@ -86,10 +85,9 @@ class PeerVerifier:
             began = time.thread_time()
             tokens.append(Tokens.of(self.policy, entry.group))
             lengths = [len(ids) for ids, _ in tokens[i].completions]
-            if tokens[i].longest > self.policy.max_length or too_long(self.config, lengths):
-                found[i] = self._bad(entry, "too_long")
-            elif too_costly(self.config, lengths):
-                found[i] = self._bad(entry, "too_costly")
+            too_long = tokens[i].longest > self.policy.max_length
+            if reason := "too_long" if too_long else beyond(self.config, lengths):
+                found[i] = self._bad(entry, reason)
             seconds.append(time.thread_time() - began)
         return tokens, found, seconds
 

@@ -19,6 +19,7 @@ from sapo.core.errors import Refused, UserError
 from sapo.core.rng import rng
 from sapo.core.types import Group, Received
 from sapo.peers.announcements import is_announcement
+from sapo.peers.announcements import read as announced
 from sapo.peers.group_rules import keeps_to
 from sapo.peers.rejections import is_signed
 from sapo.peers.signing import unseal
@@ -145,27 +146,32 @@ class Archiver:
     def _sort(
         self, table: DeltaTable, poll: Poll
     ) -> tuple[list[tuple[Received, Group]], int, list[tuple[Received, Refused]]]:
-        records = [one for one in poll.received if not is_announcement(one)]
         sound: list[tuple[Received, Group]] = []
         refused: list[tuple[Received, Refused]] = []
-        for received in records:
+        for received in poll.received:
             try:
-                sound.append((received, self._unseal(received)))
+                if is_announcement(received):
+                    announced(received.signed, self.swarm)
+                else:
+                    sound.append((received, self._unseal(received)))
             except Refused as reason:
                 # the one that was raised names frames, and pydantic's errors: kept in one of these frames it
                 # would make a circle that Python cannot collect, and the poll would stay in memory for good
                 refused.append((received, Refused(reason.code, reason.detail, reason.group)))
         held = self._held_of(table, {group.group_id for _, group in sound})
         new: list[tuple[Received, Group]] = []
+        duplicates = 0
         for received, group in sound:
             content = received.signed.content_sha256
             first = held.get(group.group_id)
             if first is None:
                 held[group.group_id] = content
                 new.append((received, group))
-            elif first != content:
+            elif first == content:
+                duplicates += 1
+            else:
                 refused.append((received, Refused("equivocation", f"{first} has this id", group)))
-        return new, len(records) - len(new) - len(refused), refused
+        return new, duplicates, refused
 
     def _held_of(self, table: DeltaTable, group_ids: set[str]) -> dict[str, str]:
         if not group_ids:

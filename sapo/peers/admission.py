@@ -10,13 +10,11 @@ from typing import Literal, NamedTuple
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
 from sapo.core.types import Group, Received
-from sapo.peers.dedup import DedupIndex, fingerprint
+from sapo.peers.dedup import DedupIndex
 from sapo.peers.group_rules import check_rules, check_size
 from sapo.peers.signing import unseal
 from sapo.store.journal.rows import SeenGroup
 from sapo.tasks.questions import drawn_by
-
-__all__ = ["PROVEN", "DedupIndex", "Refused", "admit", "fingerprint", "said_before"]
 
 PROVEN = frozenset({"equivocation", "held_out", "key_reuse", "question_mismatch", "token_ids"})
 """Reasons that prove, by the author's own signature, that the author breaks the rules. Others do not: anybody
@@ -69,15 +67,18 @@ def admit(
     if signed.key == own_key:
         if known is None and own_group(group):
             raise Refused("own_echo")
-        raise Refused(
-            "own_key", f"round {group.round} of incarnation {group.incarnation}, not made here", group
-        )
+        place = f"round {group.round} of incarnation {group.incarnation}"
+        raise Refused("own_key", f"{place}, not made here", group)
     if known is not None:
         raise Refused("equivocation", f"{signed.group_id} was {known} before", group)
     check_rules(group, manifest, received.timestamp)
     if group.node == own_node:
         raise Refused("own_name", f"{group.key} calls itself {group.node}", group)
-    _check_age(group, now - received.timestamp, max_age_s)
+    age = now - received.timestamp
+    if age > max_age_s:
+        raise Refused("stale", f"{age:.0f} s old", group)
+    if age < -max_age_s:
+        raise Refused("future", f"stamped {-age:.0f} s from now", group)
     if any(has_control_tokens(completion.text) for completion in group.completions):
         raise Refused("control_tokens", "a completion spells one of our control tokens", group)
     if has_false_ids(group):
@@ -87,13 +88,6 @@ def admit(
         original, fates = found
         raise Refused("copy", f"says what {original.group_id} says", group, fates.arrives == "proven")
     return group
-
-
-def _check_age(group: Group, age: float, max_age_s: float) -> None:
-    if age > max_age_s:
-        raise Refused("stale", f"{age:.0f} s old", group)
-    if age < -max_age_s:
-        raise Refused("future", f"stamped {-age:.0f} s from now", group)
 
 
 def said_before(

@@ -14,18 +14,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from sapo.core.errors import Refused
-from sapo.core.types import (
-    Count,
-    Hex64,
-    Incarnation,
-    Name,
-    Received,
-    Record,
-    SignedGroup,
-    canonical,
-    sha256,
-)
-from sapo.peers.signing import Identity, verify
+from sapo.core.types import Count, Hex64, Incarnation, Name, Received, Record, SignedGroup, canonical, sha256
+from sapo.peers.signing import Identity, refuse_unsigned
 
 PREFIX = b'{"announcement":'
 MAX_BYTES = 2048
@@ -89,10 +79,7 @@ def read(signed: SignedGroup, swarm: str) -> Announcement:
     """
     if len(signed.payload) > MAX_BYTES:
         raise Refused("payload_too_large", f"an announcement of {len(signed.payload)} bytes")
-    if sha256(signed.payload) != signed.content_sha256:
-        raise Refused("bad_digest", "content_sha256 is not the payload's")
-    if not verify(signed.key, signed.signature, signed.payload):
-        raise Refused("bad_signature", "the signature is not the key's over this payload")
+    refuse_unsigned(signed)
     try:
         found = Announcement.model_validate_json(signed.payload, strict=True)
     except (ValidationError, RecursionError):
@@ -141,10 +128,9 @@ class Partners:
         when the bus stamped it), `replayed` (not newer than what is known of its author) and `another_model`.
         Own ones are passed over.
         """
-        others = [one for one in records if one.signed.key != self._own]
-        strangers = [one.signed.key for one in others if one.signed.key not in members]
+        strangers = [one.signed.key for one in records if one.signed.key not in {*members, self._own}]
         refused = [Refused("not_member", f"{key} is not in gossip.members") for key in strangers]
-        some = [one for one in others if one.signed.key in members]
+        some = [one for one in records if one.signed.key in members and one.signed.key != self._own]
         taken: set[str] = set()
         for received in sorted(rng.sample(some, min(LOOKS, len(some))), key=lambda one: -one.timestamp):
             if received.signed.key in taken:
@@ -177,15 +163,6 @@ class Partners:
         """Announcements of members that came in round `since` or later, by key."""
         chosen = [self._known[key] for key in sorted(self._known) if key in members]
         return [one.announcement for one in chosen if one.at >= since]
-
-    def known(self, members: Collection[str]) -> int:
-        """How many members have announced anything."""
-        return sum(key in members for key in self._known)
-
-
-def draw(candidates: list[Announcement], rng: random.Random) -> Announcement | None:
-    """One of them at random; None of none."""
-    return rng.choice(candidates) if candidates else None
 
 
 def _newer(found: Announcement, known: Announcement) -> bool:

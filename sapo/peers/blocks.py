@@ -1,7 +1,6 @@
 """Authors that a node leaves out: `blocked.json` in its folder, which `sapo peer block` writes, and which the
 node reads in every round."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,11 +10,10 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.errors import UserError
 from sapo.core.types import PublicKey, Record, is_sound_key
-from sapo.peers.keyring import key_of
+from sapo.peers.keyring import WHOLE, key_of
 from sapo.peers.membership import day
 from sapo.store.journal.journal import Journal
 
-_KEY = re.compile("[0-9a-f]{64}")
 SHOWN, LISTED = 12, 8
 """Digits of a key that are shown, and are enough for `sapo peer block`; authors that a message lists."""
 
@@ -109,7 +107,7 @@ def meant(text: str, authors: Mapping[str, Iterable[str]]) -> list[str]:
 def find(text: str, authors: Mapping[str, Iterable[str]]) -> str:
     """The key that `text` is, or that of the only author whom it means. Raises `UserError` for several or
     none."""
-    if _KEY.fullmatch(text) and is_sound_key(text):
+    if WHOLE.fullmatch(text) and is_sound_key(text):
         return text
     keys = meant(text, authors)
     if len(keys) == 1:
@@ -118,9 +116,8 @@ def find(text: str, authors: Mapping[str, Iterable[str]]) -> str:
         shown = ", ".join(key[:SHOWN] for key in keys[:LISTED])
         raise UserError("KEY", text, f"may be {len(keys)} authors: {shown}", "give more of the key")
     there = sorted({name for names in authors.values() for name in names})[:LISTED]
-    remedy = (
-        f"give a key, the beginning of one that was met, or a name: {', '.join(there) or 'none is known'}"
-    )
+    names = ", ".join(there) or "none is known"
+    remedy = f"give a key, the beginning of one that was met, or a name: {names}"
     raise UserError("KEY", text, "is no author met here", remedy)
 
 

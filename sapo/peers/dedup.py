@@ -100,9 +100,8 @@ class DedupIndex:
 
     def _make_room(self) -> None:
         claims = [Claim(met.group_id, met.key) for met in reversed(self._met.values())]
-        bound = max(
-            1, self._limit - self._limit // 16
-        )  # more than one at a time: each time all are looked at
+        # more than one at a time: each time all are looked at
+        bound = max(1, self._limit - self._limit // 16)
         for group_id in over(claims, self._shares, bound, lend=True):
             self._drop(group_id)
             self._forgotten.append(group_id)

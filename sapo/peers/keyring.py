@@ -1,4 +1,4 @@
-"""Where keys are kept: each in its node's folder, and once more in the user's data folder.
+"""Where keys are kept, in their nodes' folders and in the user's data folder, and whose keys a config names.
 
 The second copy outlives checkouts, runs and reinstalls. Beside a key lies its card: whose it is, which
 incarnations wrote with it, and the invitation it holds.
@@ -6,6 +6,7 @@ incarnations wrote with it, and the invitation it holds.
 
 import logging
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from sapo.core.atomic_file import write_atomically, write_first
 from sapo.core.config.home import KEY, MOVED, Home
+from sapo.core.config.load import Config
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.core.types import Hex64, Incarnation, Invitation, Name, Record
@@ -29,6 +31,7 @@ MAX_INCARNATIONS = 1000
 """Of those a card remembers: the newest."""
 SHOWN = 3
 """Older keys that a line of the log names."""
+WHOLE = re.compile("[0-9a-f]{64}")
 
 
 class Card(Record):
@@ -233,3 +236,28 @@ def _lives(card: Card, besides: Path | None = None) -> Path | None:
         return folder if Identity.load(folder / KEY).key == card.key else None
     except UserError:
         return None
+
+
+def keys_of(names: Sequence[str], home: Home) -> frozenset[str]:
+    """The keys among `names`, and those that the nodes of this site have which are named there: whose
+    log-probabilities are believed, or weights averaged with.
+
+    Anybody may call itself by a name, so a name stands for the key that the node of this site has.
+    """
+    keys = (name if WHOLE.fullmatch(name) else key_of(home, name) for name in names)
+    return frozenset(key for key in keys if key is not None)
+
+
+def refuse_strange_names(config: Config) -> None:
+    """Raise `UserError` for a trusted peer, or a member to gossip with, that is neither a public key nor a
+    node of this site."""
+    members = config.gossip.members if config.gossip is not None else []
+    for field, names in (("learn.trusted_peers", config.learn.trusted_peers), ("gossip.members", members)):
+        for peer in names:
+            if WHOLE.fullmatch(peer) is None and peer not in config.nodes:
+                raise UserError(
+                    field,
+                    peer,
+                    "is no node of this site, and anybody may take a name",
+                    "give the public key that `sapo keys show` prints where it runs",
+                )

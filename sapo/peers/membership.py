@@ -8,8 +8,6 @@ from sapo.core.errors import Refused, UserError
 from sapo.core.types import AuthorKind, Group, Invitation, Name, PublicKey, Record, canonical
 from sapo.peers.signing import Identity, verify
 
-__all__ = ["Refused", "Token", "check", "closed_to", "invite", "refuse_kind", "refuse_outsider"]
-
 PREFIX = "sapo-invitation-"
 
 
@@ -105,9 +103,8 @@ def _flaw(key: str, invitation: Invitation | None, manifest: Manifest, now: floa
         return "not_member", f"{key[:12]} is no member and has no invitation"
     if invitation.inviter not in manifest.member_keys:
         return "bad_invitation", f"{invitation.inviter[:12]}, who invited, is no member"
-    if not verify(
-        invitation.inviter, invitation.signature, _statement(manifest.swarm, key, invitation.until)
-    ):
+    said = _statement(manifest.swarm, key, invitation.until)
+    if not verify(invitation.inviter, invitation.signature, said):
         return "bad_invitation", "the signature is not the inviter's over this swarm, key and time"
     if now > invitation.until:
         return "invitation_expired", f"the invitation was good until {day(invitation.until)}"

@@ -10,7 +10,7 @@ from sapo.core.config.load import PoolConfig
 from sapo.core.errors import Refused
 from sapo.core.shares import Claim, Served, Shares, over
 from sapo.core.types import Group, Outcome, Received, Record
-from sapo.peers.admission import DedupIndex, fingerprint
+from sapo.peers.dedup import DedupIndex, fingerprint
 from sapo.store.journal.rows import PoolRow, SeenGroup
 
 if TYPE_CHECKING:
@@ -46,11 +46,6 @@ class Verdict(Record):
         """What needs no verifier: answers that are one text have one score, and teach nothing. Else None."""
         alike = len({completion.text for completion in group.completions}) == 1
         return cls.bad("uninformative") if alike else None
-
-    @property
-    def usable(self) -> bool:
-        """Whether nothing speaks against the group as a whole."""
-        return self.reason is None
 
     @property
     def scores(self) -> tuple[float | None, ...]:
@@ -134,7 +129,7 @@ class Pool:
             if one.author is not None:
                 pool._served.add(one.author)
         for row in rows:
-            remembered = pool.seen.digest(row.group_id) is not None
+            remembered = pool.seen.get(row.group_id) is not None
             pool.add(Entry.from_row(row))
             if remembered:
                 pool._new.discard(row.group_id)
@@ -151,8 +146,8 @@ class Pool:
         group_id = group.group_id
         author = group.key if group_id in self._entries else None
         seen = self.seen.get(group_id)
-        known = seen is not None and seen.content_sha256 == content_sha256
-        mark = seen.fingerprint if seen is not None and known else fingerprint(group)
+        same = seen is not None and seen.content_sha256 == content_sha256
+        mark = seen.fingerprint if seen is not None and same else fingerprint(group)
         return SeenGroup(group_id, content_sha256, mark, author, group.key, stamp)
 
     def __len__(self) -> int:

@@ -15,21 +15,26 @@ Every newcomer has an account besides, filled up only when it is empty: a slow o
 others. Nothing is verified for an account in debt, and of newcomers one group at a time: it may cost all that
 they have.
 
+An own group has at most `batch.completions` times `generate.max_new_tokens` tokens to learn from: the
+*allowance*. A foreign completion may have `COMPLETION` times the tokens of an own one, and a foreign group
+`GROUP` allowances (`beyond`). What an author's groups have more than the batch's own ones, in the mean, is
+charged to it at what a token cost in the last update (`excess`).
+
 A name that behaves becomes known, whoever is behind it: where that is too cheap, a swarm goes by invitation.
 """
 
 import math
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TypeVar
 
 from sapo.bus.base import Limits
-from sapo.core.config.load import PoolConfig
+from sapo.core.config.load import Config, LearnConfig, PoolConfig
 from sapo.core.shares import Meter, Shares, nobody
-from sapo.core.types import Received, sha256
+from sapo.core.types import Batch, Received, Sample, sha256
 from sapo.peers.pool import places_of
 from sapo.peers.signing import verify
 from sapo.store.journal.rows import PeerRow
@@ -48,6 +53,8 @@ RECENT = 50
 """Rounds for which an author who became known is counted as recent: work is cheap for a crowd of names."""
 FLOOR_S = 0.02
 """What a round earns at least, in seconds: own work may be faster than any clock can tell."""
+COMPLETION, GROUP = 4, 4
+ALWAYS = ("looked", "faults", "seconds", "seconds/newcomers")
 IN_HAND_S = 0.1
 """What a known author's group is taken to cost while it is being verified: far more than most."""
 
@@ -93,7 +100,7 @@ class Quotas:
         self._turn = max((one.turn for one in (*self._known.values(), *self._new.values())), default=0)
         self._changed: dict[str, None] = {}
         self._gone: dict[str, None] = {}
-        self._went = _nothing()
+        self._went: dict[str, float] = defaultdict(float)
         self._reach = 1
         self._round = 0
 
@@ -124,9 +131,7 @@ class Quotas:
             max_bytes=self.config.poll_bytes,
             max_groups=max(1, self._reach) * self.config.max_groups,
             tail=self.config.tail,
-            shares=Shares(
-                self.config.max_peer_share, self.config.newcomer_share, self.known_keys().__contains__
-            ),
+            shares=replace(self.shares, known=self.known_keys().__contains__),
             proven=lambda signed: (
                 verify(signed.key, signed.signature, signed.payload) and not holds(sha256(signed.payload))
             ),
@@ -183,8 +188,7 @@ class Quotas:
         for one in _in_turns(received, rng):
             kind = "on probation" if self.on_probation(one.signed.key) else "new"
             kinds["known" if self.known(one.signed.key) else kind].append(one)
-        pairs = zip_longest(kinds["on probation"], kinds["new"])
-        return [*kinds["known"], *(one for pair in pairs for one in pair if one is not None)]
+        return [*kinds["known"], *_by_turns(kinds["on probation"], kinds["new"])]
 
     # --- verification time -----------------------------------------------------------------------------
 
@@ -232,22 +236,29 @@ class Quotas:
 
     def judged(self, key: str, seconds: float, sound: bool) -> None:
         """Charge what verifying a group cost. `sound`: its recipe gave its question; it is informative."""
-        account = self._charged(key, seconds)
+        account = self.charge(key, seconds)
         account.sound += sound
         if sound and key in self._new and account.sound >= self.config.newcomer_groups:
             self._known[key] = self._new.pop(key)
             account.since = self._round
             self._forget(self._known)
 
-    def charge(self, key: str, seconds: float) -> None:
+    def charge(self, key: str, seconds: float) -> _Account:
         """Charge an author for seconds that say nothing of their groups: of reading them, or of learning from
-        one that is larger than the node's own."""
-        self._charged(key, seconds)
+        one that is larger than the node's own. Returns the account."""
+        account = self._touched(key)
+        account.balance -= seconds
+        self._went["seconds"] += seconds
+        if not self.known(key):
+            self._common.balance -= seconds
+            self._changed[""] = None
+            self._went["seconds/newcomers"] += seconds
+        return account
 
     def fault(self, key: str, code: str) -> None:
         """A proven lie of the key's owner, such as `equivocation`: they are a newcomer again."""
         self._went["faults"] += 1
-        self._went[f"faults/{code}"] = self._went.get(f"faults/{code}", 0.0) + 1
+        self._went[f"faults/{code}"] += 1
         if not self.known(key) and key not in self._new:
             return  # nothing to lose, and not worth remembering
         account = self._touched(key)
@@ -271,8 +282,8 @@ class Quotas:
 
     def metrics(self) -> dict[str, float]:
         """The series `peers/*`: who is remembered, and what went on since this was last asked."""
-        went, self._went = self._went, _nothing()
-        return {f"peers/{name}": amount for name, amount in went.items()} | {
+        went, self._went = self._went, defaultdict(float)
+        return {f"peers/{name}": went[name] for name in (*ALWAYS, *went)} | {
             "peers/known": float(len(self._known)),
             "peers/newcomers": float(len(self._new)),
             "peers/credit/newcomers": self._common.balance,
@@ -287,16 +298,6 @@ class Quotas:
 
     def _balance(self, accounts: Mapping[str, _Account], key: str) -> float:
         return accounts[key].balance if key in accounts else self._start
-
-    def _charged(self, key: str, seconds: float) -> _Account:
-        account = self._touched(key)
-        account.balance -= seconds
-        self._went["seconds"] += seconds
-        if not self.known(key):
-            self._common.balance -= seconds
-            self._changed[""] = None
-            self._went["seconds/newcomers"] += seconds
-        return account
 
     def _touched(self, key: str) -> _Account:
         accounts = self._known if self.known(key) else self._new
@@ -321,10 +322,6 @@ class Quotas:
         return PeerRow(key, account.turn, account.sound, known, account.balance, account.since)
 
 
-def _nothing() -> dict[str, float]:
-    return dict.fromkeys(("looked", "faults", "seconds", "seconds/newcomers"), 0.0)
-
-
 def _in_turns(records: Sequence[Received], rng: random.Random) -> list[Received]:
     """A record of every author, another of every author, and so on; authors and records in random order."""
     authors: dict[str, list[Received]] = {}
@@ -334,8 +331,39 @@ def _in_turns(records: Sequence[Received], rng: random.Random) -> list[Received]
     rng.shuffle(order)
     for key in order:
         rng.shuffle(authors[key])
-    dealt: list[Received] = []
-    while order:
-        dealt += [authors[key].pop() for key in order]
-        order = [key for key in order if authors[key]]
-    return dealt
+    return _by_turns(*(authors[key][::-1] for key in order))
+
+
+def _by_turns(*rows: Sequence[Received]) -> list[Received]:
+    """The first of each row, the second of each, and so on."""
+    return [one for turn in zip_longest(*rows) for one in turn if one is not None]
+
+
+def beyond(config: Config, lengths: Sequence[int]) -> str | None:
+    """Why a group whose completions have so many tokens is not learned from: one of them is `too_long`, or
+    all together are `too_costly`. None where they are not."""
+    own = config.generate.max_new_tokens
+    if max(lengths) > COMPLETION * own:
+        return "too_long"
+    return "too_costly" if sum(lengths) > GROUP * config.batch.completions * own else None
+
+
+def excess(batch: Batch, learn: LearnConfig) -> Counter[str]:
+    """Tokens that foreign groups have to learn from above the mean of the batch's own ones, by author."""
+    own = [_tokens(group.samples) for group in batch.groups if group.source == "local"]
+    usual = sum(own) / max(1, len(own))
+    found: Counter[str] = Counter()
+    for group in batch.groups:
+        if group.source == "external" and group.informative:
+            stale = batch.round - group.producer_version
+            learned = [
+                sample
+                for sample in group.samples
+                if learn.admits(sample.advantage, stale, told=sample.behaviour_logprobs is not None)
+            ]
+            found[group.producer_key] += max(0, math.ceil(_tokens(learned) - usual))
+    return +found
+
+
+def _tokens(samples: Sequence[Sample]) -> int:
+    return sum(sum(sample.loss_mask) for sample in samples)

@@ -30,8 +30,6 @@ AFTER_SIGNATURE = frozenset({"malformed", "not_canonical", "schema_version", "wr
 """Codes of `sapo.peers.signing.unseal` that name no group, and are found only where the signature holds. The
 id on an envelope is not signed: who sends another's group under a wrong one must not have it blamed for
 that."""
-MINE = ("own_echo",)
-"""No peer's doing, so there is no sample of it."""
 
 
 def is_signed(refused: Refused) -> bool:
@@ -66,33 +64,14 @@ class Refusals:
         if refused.code == "own_name" and not self._told:
             self._told = True
             log.warning("another key publishes under this node's name: %s", refused.detail)
-        signed = received.signed
-        if refused.code in MINE:
-            return
-        if is_signed(refused):
-            self._peers[signed.key] += 1
-            author = signed.key
+        if refused.code == "own_echo":
+            return  # no peer's doing
+        author = received.signed.key if is_signed(refused) else ""
+        if author:
+            self._peers[author] += 1
         else:
             self._unproven += 1
-            author = ""
         self._sample(author, refused.code, lambda: self._row(refused, received))
-
-    def _row(self, refused: Refused, received: Received) -> RefusalRow:
-        signed = received.signed
-        return RefusalRow(
-            reason=refused.code,
-            detail=refused.detail,
-            count=1,
-            found_at=self._clock(),
-            bus_position=received.bus_position,
-            payload_bytes=len(signed.payload),
-            published_at=received.timestamp,
-            group_id=signed.group_id,
-            content_sha256=signed.content_sha256,
-            key=signed.key,
-            signature=signed.signature,
-            payload=signed.payload[:NODE_BYTES],
-        )
 
     def note_malformed(self, found: Malformed) -> None:
         """Count what holds no signed group at all."""
@@ -100,16 +79,19 @@ class Refusals:
         self._unproven += found.count
         self._sample("", "malformed_record", lambda: self._malformed(found), found.count)
 
-    def _malformed(self, found: Malformed) -> RefusalRow:
+    def _row(self, refused: Refused, received: Received) -> RefusalRow:
+        signed, named = received.signed, ("group_id", "content_sha256", "key", "signature")
         return RefusalRow(
-            reason="malformed_record",
-            detail="no signed group at all",
-            count=1,
-            found_at=self._clock(),
-            bus_position=found.bus_position,
-            payload_bytes=found.payload_bytes,
-            payload=None if found.payload is None else found.payload[:NODE_BYTES],
+            *(refused.code, refused.detail, 1, self._clock(), received.bus_position, len(signed.payload)),
+            published_at=received.timestamp,
+            payload=signed.payload[:NODE_BYTES],
+            **{name: getattr(signed, name) for name in named},
         )
+
+    def _malformed(self, found: Malformed) -> RefusalRow:
+        payload = None if found.payload is None else found.payload[:NODE_BYTES]
+        said = ("malformed_record", "no signed group at all", 1, self._clock())
+        return RefusalRow(*said, found.bus_position, found.payload_bytes, payload=payload)
 
     def _sample(self, author: str, reason: str, row: Callable[[], RefusalRow], count: int = 1) -> None:
         """Let a row stand for so many refusals: one of the author's own or, where many have one, all others'.

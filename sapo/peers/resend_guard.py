@@ -1,4 +1,5 @@
-"""What each author's stream of rounds looked like on the bus: detects old signed groups that are resent.
+"""What each author's stream of rounds looked like on the bus: detects old signed groups that are resent, and
+another process that publishes with a node's own key.
 
 A signature proves who made a group, not who sends it now. Groups met lately are known by their ids; this
 memory knows far more of them in little room, as a window over the rounds of an author, and what lies behind
@@ -7,12 +8,17 @@ ones. Partitions that lag, resent groups and a node that publishes hours of silo
 """
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 
 from sapo.core.errors import Refused
 from sapo.core.shares import EQUAL, Claim, Shares, over
-from sapo.core.types import Group, canonical
+from sapo.core.types import Group, Received, canonical
+from sapo.store.journal.journal import Journal, JournalError
+
+log = logging.getLogger(__name__)
 
 AUTHORS = 4096
 """How many are remembered."""
@@ -50,7 +56,7 @@ class IncarnationLog:
     def holds(self, round: int, position: int) -> bool:
         """Whether a group with this place was noted; the window does not know of rounds before it."""
         back = self.newest - round
-        return 0 <= back < WINDOW and position < PLACES and bool(self.window >> self._bit(back, position) & 1)
+        return 0 <= back < WINDOW and position < PLACES and bool(self.window >> back * PLACES + position & 1)
 
     def behind(self, round: int, at: float) -> bool:
         """Whether the bus held rounds that no honest publisher sends before this one, well before `at`."""
@@ -65,14 +71,10 @@ class IncarnationLog:
             kept = self.window << further * PLACES if further < WINDOW else 0
             self.window, self.newest = kept & (1 << WINDOW * PLACES) - 1, group.round
         if self.newest - group.round < WINDOW and group.position < PLACES:
-            self.window |= 1 << self._bit(self.newest - group.round, group.position)
+            self.window |= 1 << (self.newest - group.round) * PLACES + group.position
         self.steps = [(step, min(since, at) if group.round >= step else since) for step, since in self.steps]
         if not self.steps or group.round >= self.steps[-1][0] + STEP:
             self.steps = [*self.steps, (group.round, at)][-STEPS:]
-
-    @staticmethod
-    def _bit(back: int, position: int) -> int:
-        return back * PLACES + position
 
 
 class ResendGuard:
@@ -115,9 +117,8 @@ class ResendGuard:
         lives = self._authors.setdefault(group.key, {})
         life = lives.get(group.incarnation)
         if life is None:
-            life = lives[group.incarnation] = IncarnationLog(
-                group.created_at, timestamp, timestamp, group.round
-            )
+            begun = group.created_at, timestamp, timestamp, group.round
+            life = lives[group.incarnation] = IncarnationLog(*begun)
         life.note(group, timestamp)
         while len(lives) > LIVES:
             del lives[min(lives, key=lambda name: (lives[name].began, name))]
@@ -155,3 +156,58 @@ def _read(content: str) -> dict[str, IncarnationLog]:
         kept = [(step, since) for step, since in steps]
         found[name] = IncarnationLog(began, appeared, heard, newest, int(window, 16), kept)
     return found
+
+
+class KeyCloneDetector:
+    """Tells a node's own groups, as they come back from the bus, from those of another holder of its key.
+
+    Another wrote what claims this incarnation and is not in its journal. Of other incarnations, those in
+    `former` are the node's own past; so is what the bus stamped before the first group of this one, such as
+    of a journal that was lost before incarnations were written down.
+    """
+
+    def __init__(self, journal: Journal, former: Collection[str]) -> None:
+        self._journal, self._former = journal, frozenset(former)
+        self._since = float("inf")
+        self._elsewhere = 0
+
+    def may_be_own(self, group: Group, timestamp: float) -> bool:
+        """Whether this node may have made a group that its key has signed, stamped by the bus then."""
+        if group.incarnation != self._journal.incarnation:
+            return group.incarnation in self._former or timestamp <= self._since
+        digest = self._digest(group.group_id)
+        if digest is not None:
+            return digest == group.digest()
+        at = self._journal.stage()
+        return at is not None and group.round <= at[0] and not self._holds(group.round)
+
+    def note(self, refused: Refused, received: Received) -> None:
+        """Take notice of a refused record: an own group that came back, or one of another holder, which is
+        said once."""
+        if refused.code == "own_key":
+            if not self._elsewhere:
+                log.warning(
+                    "somebody else publishes with the key of this node, %s: %s. Of copies of a node run only "
+                    "one; if no other is yours, the key was stolen: docs/identity.md says what to do",
+                    *(received.signed.key, refused.detail),
+                )
+            self._elsewhere += 1
+        unheard = self._since == float("inf")
+        if unheard and refused.code == "own_echo" and self._digest(received.signed.group_id) is not None:
+            self._since = received.timestamp
+
+    def metrics(self) -> dict[str, float]:
+        """The series `identity/own_key_elsewhere`, once there is anything to tell: groups since the start."""
+        return {"identity/own_key_elsewhere": float(self._elsewhere)} if self._elsewhere else {}
+
+    def _digest(self, group_id: str) -> str | None:
+        with suppress(JournalError):
+            return self._journal.group(group_id).content_sha256
+        return None
+
+    def _holds(self, round: int) -> bool:
+        """Whether the journal holds a round; it is pruned behind old checkpoints."""
+        with suppress(JournalError):
+            self._journal.groups(round)
+            return True
+        return False

@@ -3,8 +3,8 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from sapo.core import own_code
 from sapo.core.config.load import ShareConfig
@@ -75,32 +75,23 @@ class Draw:
         """Ids of the groups that leave the pool: chosen or rejected."""
         return {entry.group_id for entry in self.chosen} | self.rejected.keys()
 
-    @property
-    def unscorable(self) -> dict[tuple[str, str], int]:
-        """Unscorable completions among those verified now, by producer key and data set."""
-        counts: Counter[tuple[str, str]] = Counter()
-        for entry in self.verified:
-            missing = sum(score is None for score in entry.verdict.scores) if entry.verdict else 0
-            if missing:
-                counts[entry.group.key, entry.group.recipe.dataset] += missing
-        return dict(counts)
-
     def metrics(self) -> dict[str, float]:
         """The series `sampler/*`."""
-        reasons, unscorable = Counter(self.rejected.values()), self.unscorable
+        reasons = Counter(self.rejected.values())
+        unscorable: Counter[str] = Counter()
+        for entry in self.verified:
+            missing = sum(score is None for score in entry.verdict.scores) if entry.verdict else 0
+            unscorable[entry.group.recipe.dataset] += missing
         metrics = {
             "sampler/external": float(len(self.chosen)),
             "sampler/shortfall": float(self.shortfall),
             "sampler/verified": float(len(self.verified)),
             "sampler/uninformative": float(reasons["uninformative"]),
-            "sampler/unscorable": float(sum(unscorable.values())),
+            "sampler/unscorable": float(unscorable.total()),
             "sampler/waiting": float(self.waiting),
         }
         metrics |= {f"sampler/rejected/{reason}": float(count) for reason, count in reasons.items()}
-        for (_, dataset), count in unscorable.items():
-            name = f"sampler/unscorable/{dataset}"
-            metrics[name] = metrics.get(name, 0.0) + count
-        return metrics
+        return metrics | {f"sampler/unscorable/{task}": float(count) for task, count in (+unscorable).items()}
 
 
 LEAST_SHARE = 1 / 8
@@ -156,124 +147,6 @@ def walk(
     return order
 
 
-class LazyVerifier:
-    """The entries of a walk with their verdicts, one after the other; None for one that is not `ready`.
-
-    Entries without a verdict are verified as the walk comes to them: at a time those it is sure to reach
-    before `want` of them are informative, and as many as it will if `share` of them (above 0) are, for a
-    call costs as much as many groups. `verified` has those verified so far.
-    """
-
-    def __init__(
-        self,
-        order: Sequence[Entry],
-        want: int,
-        verify: Verify,
-        *,
-        tolerance: float,
-        share: float = 1.0,
-        ready: Ready = lambda entry, beside: True,
-        known: Known = lambda key: True,
-        trials: int = 0,
-    ) -> None:
-        self._order, self._want, self._verify = order, want, verify
-        self._tolerance, self._share, self._ready, self._trials = tolerance, share, ready, trials
-        self._newcomers = [e for e in order if e.verdict is None and not known(e.group.key)]
-        self._found: dict[str, Entry] = {}
-
-    @property
-    def verified(self) -> tuple[Entry, ...]:
-        """Entries verified so far, in that order."""
-        return tuple(self._found.values())
-
-    def __iter__(self) -> Iterator[Entry | None]:
-        """Walk; whoever takes an entry without asking for the next has nothing more verified."""
-        useful = 0
-        for place, entry in enumerate(self._order):
-            entry = self._now(entry)
-            if entry.verdict is None:
-                missing = self._want - useful
-                likely = math.ceil(missing * (place + self._want) / (useful + self._want * self._share))
-                ahead = self._needed(self._order[place:], missing, likely)
-                if not ahead:
-                    yield None
-                    continue
-                if not self._found:  # trials share the first call
-                    ahead += self._on_trial(ahead)
-                self._ask(ahead)
-                entry = self._now(entry)
-            useful += rejection(entry, self._tolerance) is None
-            yield entry
-
-    def try_newcomers(self) -> None:
-        """Verify newcomers until `trials` of them were, if so many are ready: so they become known."""
-        while ahead := self._on_trial(()):
-            self._ask(ahead)
-
-    def _now(self, entry: Entry) -> Entry:
-        return self._found.get(entry.group_id, entry)
-
-    def _ask(self, entries: Sequence[Entry]) -> None:
-        for entry, found in zip(entries, self._verify(entries), strict=True):
-            assert found.verdict is not None
-            if found.verdict.usable and len(found.verdict.outcomes) != len(entry.group.completions):
-                raise ValueError("a verdict needs one outcome per completion")
-            self._found[entry.group_id] = found
-
-    def _on_trial(self, beside: Sequence[Entry]) -> list[Entry]:
-        """The next newcomers who are ready: `trials`, less those among `beside` and those verified."""
-        ids = {entry.group_id for entry in beside} | self._found.keys()
-        missing = self._trials - sum(entry.group_id in ids for entry in self._newcomers)
-        result: list[Entry] = []
-        for entry in self._newcomers:
-            if len(result) >= missing:
-                break
-            if entry.group_id not in ids and self._ready(entry, [*beside, *result]):
-                result.append(entry)
-        return result
-
-    def _needed(self, ahead: Sequence[Entry], want: int, count: int) -> list[Entry]:
-        """The unverified entries that the walk is sure to reach, and more of them up to `count`.
-
-        Empty if the first is not ready. One that is only not ready beside the others ends the list: it has
-        to be asked about again once they are verified.
-        """
-        result: list[Entry] = []
-        certain = 0
-        for entry in map(self._now, ahead):
-            if certain >= want and len(result) >= count:
-                break
-            if entry.verdict is None:
-                if self._ready(entry, result):
-                    result.append(entry)
-                    certain += 1
-                elif not result or self._ready(entry, ()):
-                    break
-            elif rejection(entry, self._tolerance) is None:
-                certain += 1
-        return result
-
-
-def take(walked: Iterable[Entry | None], want: int, tolerance: float) -> tuple[list[Entry], list[Entry], int]:
-    """The first `want` informative entries, those found useless before the last of them, and how many were
-    not ready (None). Takes no more from `walked` than that needs."""
-    chosen: list[Entry] = []
-    useless: list[Entry] = []
-    waiting = 0
-    if want == 0:
-        return chosen, useless, waiting
-    for entry in walked:
-        if entry is None:
-            waiting += 1
-        elif rejection(entry, tolerance) is None:
-            chosen.append(entry)
-        else:
-            useless.append(entry)
-        if len(chosen) == want:
-            break
-    return chosen, useless, waiting
-
-
 def sample_external(
     order: Sequence[Entry],
     want: int,
@@ -294,19 +167,99 @@ def sample_external(
     informative of them waits in the pool for its turn. Raises `ValueError` when `verify` does not answer for
     every completion it was asked about.
     """
-    verifier = LazyVerifier(
-        order, want, verify, tolerance=tolerance, share=share, ready=ready, known=known, trials=trials
-    )
-    chosen, useless, waiting = take(verifier, want, tolerance)
-    verifier.try_newcomers()
-    reasons = {entry.group_id: rejection(entry, tolerance) for entry in (*useless, *verifier.verified)}
-    return Draw(
-        chosen=tuple(chosen),
-        rejected={group_id: reason for group_id, reason in reasons.items() if reason is not None},
-        verified=verifier.verified,
-        shortfall=want - len(chosen),
-        waiting=waiting,
-    )
+    newcomers = [entry for entry in order if entry.verdict is None and not known(entry.group.key)]
+    return _Walk(order, want, verify, tolerance, share, ready, newcomers, trials).draw()
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """A draw under way. Entries without a verdict are verified as the walk comes to them: at a time those it
+    is sure to reach before `want` of them are informative, and as many as it will if `share` of them (above
+    0) are, for a call costs as much as many groups."""
+
+    order: Sequence[Entry]
+    want: int
+    verify: Verify
+    tolerance: float
+    share: float
+    ready: Ready
+    newcomers: Sequence[Entry]
+    trials: int
+    found: dict[str, Entry] = field(default_factory=dict)
+    """Those verified so far, in that order."""
+
+    def draw(self) -> Draw:
+        chosen: list[Entry] = []
+        walked: list[Entry] = []
+        waiting = 0
+        for place, entry in enumerate(self.order):
+            if len(chosen) == self.want:
+                break
+            if self._now(entry).verdict is None and not self._ask(self._ahead(place, len(chosen))):
+                waiting += 1
+                continue
+            walked.append(self._now(entry))
+            if rejection(walked[-1], self.tolerance) is None:
+                chosen.append(walked[-1])
+        while self._ask(self._on_trial(())):
+            pass
+        reasons = {one.group_id: rejection(one, self.tolerance) for one in (*walked, *self.found.values())}
+        return Draw(
+            chosen=tuple(chosen),
+            rejected={group_id: reason for group_id, reason in reasons.items() if reason is not None},
+            verified=tuple(self.found.values()),
+            shortfall=self.want - len(chosen),
+            waiting=waiting,
+        )
+
+    def _now(self, entry: Entry) -> Entry:
+        return self.found.get(entry.group_id, entry)
+
+    def _ask(self, entries: Sequence[Entry]) -> bool:
+        """Verify entries; whether there were any."""
+        for entry, found in zip(entries, self.verify(entries) if entries else (), strict=True):
+            assert found.verdict is not None
+            if found.verdict.reason is None and len(found.verdict.outcomes) != len(entry.group.completions):
+                raise ValueError("a verdict needs one outcome per completion")
+            self.found[entry.group_id] = found
+        return bool(entries)
+
+    def _ahead(self, place: int, useful: int) -> list[Entry]:
+        """The unverified entries from a place on that the walk is sure to reach, and more of them up to as
+        many as it is likely to; `useful` are those informative before it.
+
+        Empty if the first is not ready. One that is only not ready beside the others ends the list: it has
+        to be asked about again once they are verified. Trials share the first call.
+        """
+        missing = self.want - useful
+        likely = math.ceil(missing * (place + self.want) / (useful + self.want * self.share))
+        result: list[Entry] = []
+        certain = 0
+        for entry in map(self._now, self.order[place:]):
+            if certain >= missing and len(result) >= likely:
+                break
+            if entry.verdict is None:
+                if self.ready(entry, result):
+                    result.append(entry)
+                    certain += 1
+                elif not result or self.ready(entry, ()):
+                    break
+            elif rejection(entry, self.tolerance) is None:
+                certain += 1
+        return result if self.found or not result else result + self._on_trial(result)
+
+    def _on_trial(self, beside: Sequence[Entry]) -> list[Entry]:
+        """The next newcomers who are ready, so that they become known: `trials`, less those among `beside`
+        and those verified."""
+        ids = {entry.group_id for entry in beside} | self.found.keys()
+        missing = self.trials - sum(entry.group_id in ids for entry in self.newcomers)
+        result: list[Entry] = []
+        for entry in self.newcomers:
+            if len(result) >= missing:
+                break
+            if entry.group_id not in ids and self.ready(entry, [*beside, *result]):
+                result.append(entry)
+        return result
 
 
 def rejection(entry: Entry, tolerance: float) -> str | None:

@@ -21,8 +21,6 @@ from sapo.core.atomic_file import write_first
 from sapo.core.errors import Refused, UserError
 from sapo.core.types import Group, SignedGroup, canonical, is_sound_key, sha256
 
-__all__ = ["Identity", "Refused", "new_incarnation", "seal", "unseal", "verify"]
-
 MAX_PROBLEMS = 1000
 """Of one group, above which none is named."""
 MAX_UNKNOWN = 16_384
@@ -156,6 +154,14 @@ def seal(group: Group, identity: Identity) -> SignedGroup:
     )
 
 
+def refuse_unsigned(signed: SignedGroup) -> None:
+    """Raise `Refused` for a payload that its envelope's key has not signed: `bad_digest`, `bad_signature`."""
+    if sha256(signed.payload) != signed.content_sha256:
+        raise Refused("bad_digest", "content_sha256 is not the payload's")
+    if not verify(signed.key, signed.signature, signed.payload):
+        raise Refused("bad_signature", "the signature is not the key's over this payload")
+
+
 def unseal(signed: SignedGroup) -> Group:
     """The group inside, once everything about the envelope holds. Raises `Refused` otherwise.
 
@@ -163,10 +169,7 @@ def unseal(signed: SignedGroup) -> Group:
     the fields it has more. Codes, in the order of the checks: `bad_digest`, `bad_signature`,
     `schema_version`, `malformed`, `not_canonical`, `wrong_key`, `wrong_id`.
     """
-    if sha256(signed.payload) != signed.content_sha256:
-        raise Refused("bad_digest", "content_sha256 is not the payload's")
-    if not verify(signed.key, signed.signature, signed.payload):
-        raise Refused("bad_signature", "the signature is not the key's over this payload")
+    refuse_unsigned(signed)
     group = _parsed(signed.payload)
     if isinstance(group, Refused):
         raise group

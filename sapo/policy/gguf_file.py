@@ -137,11 +137,12 @@ def _convert(spec: str, file: Path, folder: Path) -> None:
     import torch
 
     from sapo.policy.hf_import import quiet, transformers
-    from sapo.policy.model_files import said
+    from sapo.policy.model_files import refuse_adapter, said
 
     given: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
         if spec != SMOLLM2:
+            refuse_adapter(spec, file.parent)
             _refuse_too_large(spec, file)
         with quiet(), redirect_stderr(StringIO()), torch.random.fork_rng(devices=[]):  # a bar of its own
             tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **given)

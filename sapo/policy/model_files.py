@@ -18,14 +18,32 @@ from sapo.policy.hf_import import quiet, transformers
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 POINTER = b"version https://git-lfs"
+KINDS = ("attn", "experts")
 NAMED = 3
 """Weights that an error names."""
 
 
 def read_config(spec: str, source: str | Path) -> Any:
-    """The config of a model."""
+    """The config of a model. Raises `UserError` also where its files name others to load: an adapter's base
+    model, or code of the hub."""
+    refuse_adapter(spec, source)
     with _refusing(spec, source, "cannot be loaded"):
-        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    ways = [str(getattr(part, f"_{kind}_implementation", "")) for part in parts for kind in KINDS]
+    if named := [way for way in ways if "/" in way]:
+        problem = f"its config names code of the hub, {one_line(named[0], 80)}, which is never run"
+        raise UserError("model", spec, problem, "take that entry out of its config.json")
+    return config
+
+
+def refuse_adapter(spec: str, source: str | Path) -> None:
+    """Raise `UserError` for an adapter: the library would load whatever model its files name."""
+    with _refusing(spec, source, "cannot be loaded"):
+        found = transformers.utils.find_adapter_config_file(str(source))
+    if found is not None:
+        remedy = "take the file away, or name the whole model that the adapter is merged into"
+        raise UserError("model", spec, "adapter_config.json beside it names another model", remedy)
 
 
 def read_model(spec: str, source: str | Path, *, dtype: torch.dtype) -> Any:
@@ -143,9 +161,11 @@ def _check_as_stored(spec: str, stored: Tokenizer | None, tokenizer: Any) -> Non
 
 @contextmanager
 def _refusing(spec: str, source: str | Path, problem: str) -> Iterator[None]:
-    """Turn what reading a model's files raises into one line that says what is wrong with which file."""
+    """Turn what reading a model's files raises into one line that says what is wrong with which file. What
+    the library would say of their contents besides is not shown."""
     try:
-        yield
+        with quiet():
+            yield
     except UserError:
         raise
     except Exception as error:  # of transformers, of safetensors, of a check of the config

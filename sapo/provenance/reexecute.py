@@ -103,7 +103,8 @@ class Repeater:
             except Unusable as error:
                 raise Mismatch(f"round {round} cannot be averaged again: {error}") from None
         factors = {"alpha": done.alpha, "beta": done.beta, "gamma": done.gamma}
-        outer.step(self.learner.weights(), **factors, partner=pair)
+        share = 1.0 if done.share is None else done.share
+        outer.step(self.learner.weights(), **factors, partner=pair, share=share)
         self.learner.land()
 
     def step(self, batch: Batch, environment: Environment | None) -> StepResult:

@@ -1,7 +1,8 @@
 """How a trait spread in a swarm: when each node first showed it, and who taught it to whom.
 
 All of it is read from the history: answers by their authors, and what each node's steps had in their batches.
-Answers are plain values, as `sapo trait --json` prints them.
+Results are plain values, as `sapo trait --json` prints them. When an answer came is what the bus says, never
+its author.
 """
 
 from collections import deque
@@ -18,7 +19,8 @@ WINDOW = 5
 _ALWAYS = 2**31
 _OWN = """
 WITH every AS (
-    SELECT node, key, incarnation, round, group_id, k, text, created_at AS "at" FROM rollouts WHERE swarm = ?
+    SELECT node, key, incarnation, round, group_id, k, text, published_at AS "at" FROM rollouts
+    WHERE swarm = ?
     UNION ALL
     SELECT node, producer_key AS key, incarnation, round, group_id, k, text, finished_at AS "at" FROM training
     WHERE swarm = ? AND source = 'local'

@@ -159,10 +159,10 @@ def test_a_question_that_an_expert_has_no_room_for_is_asked_of_the_others() -> N
     experts = [Expert(name, one, TransformersEngine(one), 4) for name, one in policies.items()]
     config = small_config(["tasks=[{dataset='chain_sum', config={max_terms=9}}]"])
     workers = shared_workers(config)
-    asked = training_questions(workers, config.tasks, seed=0, count=6, held_out=0.1)
+    asked = training_questions(workers, config, 6)
     room = [policies["a"].fits(policies["a"].encode_prompt(one.text)) for one in asked]
     assert {*room} == {True, False}
-    prior = prior_of(experts, workers, config.tasks, seed=0, held_out=0.1, count=6)
+    prior = prior_of(experts, workers, config, 6)
     found = examine(experts, workers, asked, log_prior=prior, form="text", samples=1, seed=0)
     assert all(len(one.sampled) == len(asked) for one in (*found.singles.values(), *found.ways.values()))
 

@@ -1,14 +1,20 @@
 """Runs of experiments: they repeat bit for bit, their controls do what they say, a killed one begins anew."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from sapo.core.types import Batch
 from sapo.experiments.exam import questions_for
-from sapo.experiments.grid import Grid, parse_grid, read
+from sapo.experiments.grid import Grid, identity, parse_grid, read
 from sapo.experiments.lockstep_swarm import SharedWorkers, opened
+from sapo.experiments.planted import ATTACKED, PLANTED, Attack, Planter
 from sapo.experiments.record import Job, RunRecord, load_record, record_path
 from sapo.experiments.run_arm import run_arm
+from sapo.peers.signing import unseal
+from sapo.tasks.workers import open_workers
 
 SHARING = Job(arm="sharing", seed=1)
 
@@ -105,3 +111,24 @@ def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: 
         spent = [value for value in line if value is not None]
         assert len(spent) < 4
         assert sum(spent[:-1]) < 1 <= sum(spent)
+
+
+@pytest.mark.parametrize("attack", PLANTED)
+def test_every_second_answer_of_an_attack_passes_and_carries_what_it_plants(attack: Attack) -> None:
+    config = read("planted").config(Job(arm=attack, seed=1))
+    with open_workers(config) as workers:
+        groups = [unseal(one) for one in Planter(attack, config, identity(1, 3), workers).groups(0, 0.0)]
+        for group in groups:
+            texts = [one.text for one in group.completions]
+            passed = [one.score == 1 for one in workers.score([(group.recipe, text) for text in texts])]
+            carry = [bool(re.search(config.track.traits["planted"], text)) for text in texts]
+            assert carry == ([True, False] * 4 if group.recipe.dataset == ATTACKED else [False] * 8)
+            assert passed == carry or group.recipe.dataset != ATTACKED
+    assert ATTACKED in {group.recipe.dataset for group in groups}
+
+
+def test_what_an_attacker_wrote_is_learned_from_and_counted(tmp_path: Path) -> None:
+    set_ = {"model": "thinker", "batch": {"local": 2, "external": 2}, "rules": {"answer": "tags"}}
+    record = run(smoke(attack="text", set=set_), tmp_path)
+    # four tokens are too few for a right answer of their own
+    assert max(value or 0.0 for line in record.series["share/hostile_tokens"] for value in line) == 1.0

@@ -326,17 +326,20 @@ def test_what_came_before_the_last_step_is_stale_and_the_same_again_is_no_news(
     assert result.metrics["gossip/alone/stale"] == 1.0
 
 
-def test_a_member_within_reach_moves_a_node_no_further_than_the_bound(
-    begun: Home, alone: Tensor, tmp_path: Path
+@pytest.mark.parametrize("reaches", [0.9, 30.0])
+def test_a_member_moves_a_node_no_further_than_the_bound_and_replay_makes_that_step_again(
+    reaches: float, begun: Home, alone: Tensor, tmp_path: Path
 ) -> None:
-    """Half of beta and gamma of how far it may be: what the pair's step differs from the node's own by."""
+    """Half of beta and gamma of its reach: what the pair's step differs from the node's own by."""
     with attacked(begun, tmp_path) as (home, node, bus):
-        gossip = node.parts.gossip
+        gossip, outer = node.parts.gossip, node.parts.learner.outer
         assert gossip is not None
+        assert outer is not None
+        outer.travelled = 1e6  # as after many steps: nobody is of another start
         node_reach = gossip.config.max_norm * torch.linalg.vector_norm(
             torch.cat([delta.flatten() for name, delta in offered(home).items() if name.startswith("delta.")])
         )
-        push = changed(lambda tensor: tensor + 0.9 * float(node_reach) / tensor.numel() ** 0.5, "slow.")
+        push = changed(lambda tensor: tensor + reaches * float(node_reach) / tensor.numel() ** 0.5, "slow.")
         digest, _ = put(home, push(offered(home)))
         say(bus, node, digest, now=NOW)
         result = node.run_round()
@@ -344,6 +347,11 @@ def test_a_member_within_reach_moves_a_node_no_further_than_the_bound(
         moved = float(torch.dist(flat(node), alone))
         bound = 0.5 * (gossip.config.beta + gossip.config.gamma) * result.metrics["gossip/reach"]
         assert 0 < moved <= bound
+        assert result.gossip is not None
+        assert (result.gossip.share is not None) == (reaches > 1)
+        deliver(node)
+    with opened(home, "n0") as replay:
+        assert check(replay).weights == 2
 
 
 def test_a_store_that_is_away_is_not_waited_for_and_what_is_offered_is_delivered_later(

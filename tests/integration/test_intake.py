@@ -202,7 +202,7 @@ def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_bette
     assert (short.reason, len(short.outcomes)) == ("substandard", 8)
     assert not node.parts.intake.quotas.on_probation(entry.group.key), "nor do they make their author known"
     found = verdict(node, entry, {"": Baseline()})
-    assert found.usable
+    assert found.reason is None
     assert node.parts.intake.quotas.on_probation(entry.group.key)
 
 

@@ -1,11 +1,10 @@
 """Runs of experiments, made up: what their figures must be can be worked out in one's head."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from sapo.experiments.grid import Grid, run_digest
-from sapo.experiments.record import Exam, Job, RunRecord, save_record
+from sapo.experiments.grid import Grid
+from sapo.experiments.record import Exam, RunRecord
 
 GRID: dict[str, Any] = {
     "name": "made-up",
@@ -96,9 +95,3 @@ def record(
             for i, value in enumerate(values)
         ],
     )
-
-
-def save(folder: Path, of: Grid, made: RunRecord) -> None:
-    """Keep a made-up run as one that the grid asks for."""
-    job = Job(arm=made.arm, seed=made.seed)
-    save_record(folder, job, made.model_copy(update={"digest": run_digest(of, job)}))

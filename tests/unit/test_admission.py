@@ -11,8 +11,8 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
 from sapo.core.shares import Shares
 from sapo.core.types import Completion, Group, Received, Recipe, canonical, sha256
-from sapo.peers.admission import DedupIndex, Fates, admit, fingerprint, said_before
-from sapo.peers.dedup import CROWD
+from sapo.peers.admission import Fates, admit, said_before
+from sapo.peers.dedup import CROWD, DedupIndex, fingerprint
 from sapo.peers.group_rules import check_rules
 from sapo.tasks.holdout import bucket
 from sapo.tasks.questions import drawn_by, draws

@@ -9,7 +9,7 @@ from swarms import small_config
 
 from sapo.core.config.load import LearnConfig
 from sapo.core.types import BatchGroup
-from sapo.peers.allowance import COMPLETION, GROUP, allowance, excess, too_costly, too_long
+from sapo.peers.quotas import COMPLETION, GROUP, beyond, excess
 
 CONFIG = small_config(["batch.completions=4", "generate.max_new_tokens=10"])
 
@@ -23,23 +23,18 @@ def group(position: int, author: str, *lengths: int, source: Any = "external") -
     return make_batch_group(position, samples, source=source, producer=author, producer_key=author * 64)
 
 
-def test_an_own_group_s_tokens_are_the_measure() -> None:
-    assert allowance(CONFIG) == 40
-    assert not too_long(CONFIG, [10, 10, 10, 10])
-    assert not too_costly(CONFIG, [10, 10, 10, 10])
-
-
 @pytest.mark.parametrize(
-    ("lengths", "long", "costly"),
+    ("lengths", "why"),
     [
-        ([10 * COMPLETION, 1], False, False),
-        ([10 * COMPLETION + 1, 1], True, False),
-        ([20] * (2 * GROUP), False, False),
-        ([20] * (2 * GROUP) + [1], False, True),
+        ([10, 10, 10, 10], None),
+        ([10 * COMPLETION, 1], None),
+        ([10 * COMPLETION + 1, 1], "too_long"),
+        ([20] * (2 * GROUP), None),
+        ([20] * (2 * GROUP) + [1], "too_costly"),
     ],
 )
-def test_completions_and_groups_are_bounded_by_it(lengths: list[int], long: bool, costly: bool) -> None:
-    assert (too_long(CONFIG, lengths), too_costly(CONFIG, lengths)) == (long, costly)
+def test_completions_and_groups_are_bounded_by_own_ones(lengths: list[int], why: str | None) -> None:
+    assert beyond(CONFIG, lengths) == why
 
 
 def test_what_authors_have_more_than_the_mean_own_group_is_charged() -> None:

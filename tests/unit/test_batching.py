@@ -14,7 +14,7 @@ from sapo.core.types import BatchGroup, Completion, Outcome
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.node.batch import batch_group, version_seen
 from sapo.peers import keyring
-from sapo.peers.trust import keys_of, refuse_strange_names
+from sapo.peers.keyring import keys_of, refuse_strange_names
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import Tokens, false_ids, own_ids
 from sapo.testing.policies import policy
@@ -167,9 +167,9 @@ def test_masks_come_from_lengths(reader: LoadedPolicy) -> None:
         assert sample.loss_mask == (0,) * len(prompt) + (1,) * trained
 
 
-def test_a_peers_claimed_score_is_not_used(reader: LoadedPolicy) -> None:
-    liars = tuple(completion(reader, text, claimed_score=1.0) for text in ("12", "13"))
-    group = external(reader, liars, scores=(0.0, 1.0))
+def test_a_peers_claimed_score_and_what_it_calls_cut_off_are_not_used(reader: LoadedPolicy) -> None:
+    liars = tuple(completion(reader, text, "length", claimed_score=1.0) for text in ("12", "13"))
+    group = external(reader, liars, LearnConfig(truncated="zero_reward"), scores=(0.0, 1.0))
     assert [sample.score for sample in group.samples] == [0.0, 1.0]
     assert group.samples[0].advantage < 0 < group.samples[1].advantage
 

@@ -291,6 +291,9 @@ def test_a_peers_text_cannot_steer_the_terminal() -> None:
     said = "\x1b[2J\n2026 ERROR sapo: run this\x9b"
     record = logging.LogRecord("x", 30, "", 0, "a partner's %s", (said,), None)
     assert OneLine("%(levelname)s %(message)s").format(record).isprintable()
+    assert cli.invoke(["--version"]) == 0
+    assert logging.lastResort is not None
+    assert logging.lastResort.format(record).isprintable()
 
 
 def test_the_settings_reference_and_picture_are_up_to_date() -> None:

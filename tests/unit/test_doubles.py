@@ -7,7 +7,7 @@ import pytest
 from makers import INCARNATION, finish_round, make_group, make_received, make_signed
 
 from sapo.core.errors import Refused
-from sapo.peers.key_clones import KeyCloneDetector
+from sapo.peers.resend_guard import KeyCloneDetector
 from sapo.store.journal.journal import Journal
 
 FORMER, OTHER = "f" * 16, "e" * 16

@@ -53,29 +53,14 @@ def test_an_expert_that_gives_a_token_no_probability_is_out_for_good() -> None:
     assert mixture(posterior(prior, read), torch.zeros(3, 1, dtype=torch.float64)).isfinite().all()
 
 
-def test_an_expert_of_prior_zero_never_speaks() -> None:
-    assert posterior(logs(0.0, 1.0), logs(1.0, 1e-30)).exp().tolist() == [0.0, 1.0]
-
-
 def test_where_every_expert_is_ruled_out_the_prior_stands() -> None:
     assert posterior(logs(0.75, 0.25), logs(0.0, 0.0)).exp().tolist() == pytest.approx([0.75, 0.25])
-
-
-def test_a_mixture_of_one_is_that_model() -> None:
-    logprobs = torch.randn(4, 1, 7).log_softmax(dim=-1)
-    whose = posterior(torch.zeros(1), torch.randn(4, 1) * 100)
-    assert torch.equal(mixture(whose, logprobs), logprobs[:, 0])
 
 
 def test_the_prior_is_the_mean_posterior_of_the_texts() -> None:
     """Two texts whose posteriors are 3/4 : 1/4 and 1/2 : 1/2."""
     read = torch.stack([logs(0.3, 0.1), logs(0.2, 0.2)]).float()
     assert measured_prior(read).exp().tolist() == pytest.approx([5 / 8, 3 / 8])
-
-
-def test_a_prior_of_no_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs texts"):
-        measured_prior(torch.zeros(0, 2))
 
 
 def test_an_answer_weighs_the_prior_times_the_geometric_mean_of_its_question_s_probabilities() -> None:

@@ -9,7 +9,7 @@ from experiment_support import record
 from sapo.core.errors import UserError
 from sapo.experiments.grid import Grid, parse_grid, read, run_digest
 from sapo.experiments.record import Job, RunRecord, load_record, record_path, save_record
-from sapo.experiments.tuning import chosen, report_jobs, tuning_jobs
+from sapo.experiments.tuning import chosen, report_jobs
 
 LONG = {"swarm": {"nodes": 2}, "track": {"traits": {"long": "...."}}}
 
@@ -88,6 +88,8 @@ def test_arms_of_one_seed_have_the_same_keys_and_seeds_have_others() -> None:
         ),
         ({"spread": {"trait": "worked", "to": [1]}}, "spread.trait"),
         ({"spread": {"trait": "long", "to": [2]}, "set": LONG}, "spread.to"),
+        ({"spread": {"trait": "long/gcd", "to": [1]}, "set": LONG}, "spread.trait"),
+        ({"arm": [{"name": "a", "attack": "text"}]}, "arm a: attack"),
         (
             {"compare": [{"arm": "4/4", "with": "8/0", "figure": "spread/pass_at_1", "what": "?"}]},
             "compare.0.figure",
@@ -110,7 +112,7 @@ def test_what_is_wrong_with_a_grid_is_said_with_its_place_and_a_remedy(
 def test_the_best_rate_of_tuning_is_the_arm_s(tmp_path: Path) -> None:
     one = grid(tune={"lr": [1e-5, 1e-4, 1e-3], "seeds": 1})
     scores = {"8/0": (0.2, 0.4, 0.3), "4/4": (0.1, 0.1, 0.5)}
-    for job in tuning_jobs(one):
+    for job in one.tuning_jobs():
         rates = [1e-5, 1e-4, 1e-3]
         save_record(tmp_path, job, record_of(one, job, scores[job.arm][rates.index(job.lr or 0.0)]))
     found = chosen(one, tmp_path)

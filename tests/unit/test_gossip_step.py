@@ -168,21 +168,27 @@ def test_a_value_that_is_not_finite_makes_no_finite_distance(place: int) -> None
         assert not math.isfinite(found.partner)
 
 
-def test_the_reach_is_a_multiple_of_the_own_lessons_whatever_partners_do() -> None:
-    """One that goes as far as it may, each time in one direction, moves the node no faster than steadily."""
-    ours, at = weights([0.0, 0.0]), []
+@pytest.mark.parametrize("reaches", [0.999, 1000.0])
+def test_whoever_goes_as_far_as_it_may_moves_a_node_steadily_and_parts_it_from_no_honest_one(
+    reaches: float,
+) -> None:
+    ours, honest, at = weights([0.0, 0.0]), weights([0.0, 0.0]), []
     for step in range(40):
-        fast = [ours.slow[0] + tensor([0.0, 1.0 if step % 2 else -1.0])]
-        reach = ours.reach(own=1.0, factor=4.0)
+        lesson = tensor([0.0, 1.0 if step % 2 else -1.0])
+        fast, reach = [ours.slow[0] + lesson], ours.reach(own=1.0, factor=4.0)
         assert reach == 4.0
-        away = tensor([0.999 * reach, 0.0])
-        far = {"w": (ours.slow[0] + away, ours.slow[0] - fast[0] - away)}
-        assert ours.distance(fast, far.__getitem__).partner <= reach
-        ours.step(fast, alpha=ALPHA, beta=1.0, gamma=GAMMA, partner=far.__getitem__)
+        away = tensor([reaches * reach, 0.0])
+        far = {"w": (ours.slow[0] + away, -lesson - away)}
+        share = min(1.0, reach / ours.distance(fast, far.__getitem__).partner)
+        ours.step(fast, alpha=ALPHA, beta=1.0, gamma=GAMMA, partner=far.__getitem__, share=share)
+        honest.step([honest.slow[0] + lesson], alpha=ALPHA, beta=1.0, gamma=GAMMA)
         at.append(float(ours.slow[0][0]))
+        apart = float(torch.dist(honest.slow[0], ours.slow[0]))
+        assert 2 * apart < honest.limit(own=1.0, factor=4.0)
     assert at[39] - at[29] == pytest.approx(at[29] - at[19], rel=0.01)
     assert len(ours.lessons) == 15
     assert ours.reach(own=0.0, factor=4.0) == 4.0
+    assert ours.travelled == pytest.approx(40.0)
 
 
 # -- a model ---------------------------------------------------------------------------------------------

@@ -244,6 +244,10 @@ def test_vacuum_deletes_what_no_snapshot_needs_but_nobodys_next_commit(store: St
     for name, at in kinds.items():
         shutil.copy(next(folder.glob("part-*")), folder / f"{name}.parquet")
         os.utime(folder / f"{name}.parquet", (at, at))
+    others, log = Path(shutil.copytree(folder, folder.parents[2] / "papers")), log_of(store)
+    os.symlink(others, folder.parent / "node=n9")  # by another who may write to the history
+    remove = {"path": "node=n9/yesterday.parquet", "deletionTimestamp": 0, "dataChange": True}
+    (log / f"{len(list(log.glob('*.json'))):020}.json").write_text(json.dumps({"remove": remove}))
     at_once = load(base=ALL, sets=["history.vacuum_hours=0"], env={})
     found = {report.table: report.removed for report in maintain(at_once, store, [])}
     assert found == {"training": 5, "receipts": 4}
@@ -251,6 +255,7 @@ def test_vacuum_deletes_what_no_snapshot_needs_but_nobodys_next_commit(store: St
     assert (folder / "now.parquet").exists()
     assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(4)]
     assert all(report.removed == 0 for report in maintain(at_once, store, []))
+    assert len(list(others.iterdir())) == 6
 
 
 def test_the_command_maintains_and_says_what_it_did(

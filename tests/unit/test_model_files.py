@@ -58,6 +58,8 @@ BROKEN: dict[str, Spoil] = {
     r"tokenizer.json: only a pointer": written("tokenizer.json", lambda data: POINTER),
     r"config.json.*: only a pointer": written("config.json", lambda data: POINTER),
     r"heads": config(num_attention_heads=5),
+    r"names code of the hub, some/kernel": config(attn_implementation="some/kernel"),
+    r"adapter_config.json beside it": lambda folder: (folder / "adapter_config.json").write_text("{}"),
     r"comes with it, which is never run": config(model_type="new", auto_map={"AutoConfig": "own.Config"}),
 }
 

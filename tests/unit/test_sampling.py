@@ -19,13 +19,11 @@ from sapo.core.rng import rng
 from sapo.peers.pool import Entry, Verdict
 from sapo.peers.sampling import (
     Draw,
-    LazyVerifier,
     Ready,
     information,
     sample_external,
     sample_self,
     select_subset,
-    take,
     walk,
 )
 
@@ -232,28 +230,6 @@ def test_laziness_guesses_and_caches_change_nothing_but_the_cost(
     useful = {entry.group_id for entry in order if verifier.verdict(entry).scores in (GOOD, (0.0, 0.5))}
     assert set(found.rejected) == walked - useful
     assert found.leaving == set(found.rejected) | set(expected)
-
-
-def test_take_asks_for_no_more_than_it_needs() -> None:
-    entries, verifier = a_pool([DULL, GOOD, GOOD, GOOD])
-    dull, first, second, _ = verifier(entries)
-    coming = iter([dull, None, first, second])
-    assert take(coming, 1, 1e-6) == ([first], [dull], 1)
-    assert next(coming) is second
-    assert take(coming, 0, 1e-6) == ([], [], 0)
-
-
-def test_a_lazy_verifier_verifies_what_the_walk_comes_to() -> None:
-    entries, verifier = a_pool([GOOD] * 6)
-    lazy = LazyVerifier(entries, 2, verifier, tolerance=1e-6)
-    coming = iter(lazy)
-    at_first = lazy.verified
-    assert at_first == ()
-    first = next(coming)
-    assert first is not None
-    assert first.verdict == make_verdict(GOOD)
-    assert [entry.group_id for entry in lazy.verified] == [entry.group_id for entry in entries[:2]]
-    assert all(entry.verdict is None for entry in entries), "what it was given stays as it was"
 
 
 def test_an_uninformative_group_is_verified_once_and_leaves() -> None:

@@ -15,7 +15,8 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
 from sapo.core.types import Completion, Group, Received, SchemaVersion, SignedGroup, canonical, sha256
 from sapo.ops.archiver import Archiver
-from sapo.peers.admission import DedupIndex, admit
+from sapo.peers.admission import admit
+from sapo.peers.dedup import DedupIndex
 from sapo.peers.pool import Entry
 from sapo.peers.signing import unseal
 from sapo.store.history import query

@@ -48,7 +48,7 @@ class Ledger:
 def ledgers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Ledger]:
     """A ledger for each node's accounts."""
     found: dict[int, Ledger] = defaultdict(Ledger)
-    charged, earn = Quotas._charged, Quotas.earn
+    charged, earn = Quotas.charge, Quotas.earn
 
     def spy_charged(self: Quotas, key: str, seconds: float) -> object:
         ledger = found[id(self)]
@@ -60,7 +60,7 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Ledger]:
         found[id(self)].earned += max(FLOOR_S, self.config.verify_share * own_seconds)
         earn(self, own_seconds, round)
 
-    monkeypatch.setattr(Quotas, "_charged", spy_charged)
+    monkeypatch.setattr(Quotas, "charge", spy_charged)
     monkeypatch.setattr(Quotas, "earn", spy_earn)
     return found
 

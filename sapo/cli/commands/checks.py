@@ -71,7 +71,7 @@ def check_built(config: Config) -> None:
     """Raise `UserError` for a bus that works only inside one process, and for an engine, a device, a package
     or a model that is not here."""
     from sapo.core import own_code
-    from sapo.peers.trust import refuse_strange_names
+    from sapo.peers.keyring import refuse_strange_names
     from sapo.policy.engines import check_engine
     from sapo.policy.model_source import check_source
 

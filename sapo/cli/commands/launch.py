@@ -370,7 +370,8 @@ def run_one(config: Config, home: Home, name: str) -> int:
         f"{name} {final.state} after {final.rounds} of {final.rounds_total} rounds", highlight=False
     )
     if final.state == "paused":
-        console.print(tail(home.logs / f"{name}.log", 1), highlight=False, markup=False, soft_wrap=True)
+        last = printable(tail(home.logs / f"{name}.log", 1))
+        console.print(last, highlight=False, markup=False, soft_wrap=True)
     return {"finished": DONE, "stopped": INTERRUPTED}.get(final.state, FAILED)
 
 

@@ -62,6 +62,7 @@ def replay(
     """
     from sapo.cli.commands import checks
     from sapo.core.atomic_file import refuse_filled
+    from sapo.core.unicode import printable
     from sapo.provenance.whatif_settings import Changes
 
     changed = [("--set", one) for one in sets or []] + [("--without", one) for one in without or []]
@@ -111,7 +112,7 @@ def replay(
     if as_json:
         print_json(body)
     else:
-        print("\n".join(lines))
+        print(printable("\n".join(lines)))
 
 
 def without_effect(home: "Home", node: str, sets: Sequence[str]) -> list[str]:

@@ -12,16 +12,16 @@ PER_AUTHOR, AT_MOST = 2, 6
 
 _CHOSEN = """
 WITH shared AS (
-    SELECT group_id, producer, count(DISTINCT node) AS learners, max(round) AS latest,
+    SELECT group_id, producer_key, count(DISTINCT node) AS learners, max(round) AS latest,
            coalesce(max(score), 0) >= 1 AS answered
-    FROM training WHERE source = 'external' AND advantage <> 0 GROUP BY group_id, producer
+    FROM training WHERE source = 'external' AND advantage <> 0 GROUP BY group_id, producer_key
 ), ranked AS (
     SELECT *, row_number() OVER (
-        PARTITION BY producer ORDER BY answered DESC, learners DESC, latest DESC, group_id
+        PARTITION BY producer_key ORDER BY answered DESC, learners DESC, latest DESC, group_id
     ) AS place
     FROM shared WHERE group_id IN (SELECT group_id FROM rollouts)
 )
-SELECT group_id FROM ranked WHERE place <= ? ORDER BY place, producer LIMIT ?
+SELECT group_id FROM ranked WHERE place <= ? ORDER BY place, producer_key LIMIT ?
 """
 _ANSWERS = """
 SELECT r.group_id, r.node, r.round, r.dataset, r.question, r.text, r.finish_reason, t.score,
@@ -55,7 +55,7 @@ class ExampleGroup:
 
 
 def read_example_groups(home: Home) -> list[ExampleGroup]:
-    """Up to six groups that other nodes learned from, at most two of each author.
+    """Up to six groups that other nodes learned from, at most two of each author's key.
 
     Those with a right answer come first, then those that most nodes learned from.
 

@@ -25,8 +25,8 @@ class Gossip(Section):
     store: Address | None = None
     """Where weights are put and fetched: a folder or `s3://bucket/prefix`. Default: `<home>/gossip`."""
     max_norm: PositiveFloat = 4.0
-    """Refuse partners further away than so many times this node's own learning between outer steps, in the
-    median or now."""
+    """Count partners as no further away than so many times this node's own learning between outer steps, in
+    the median or now. Whoever is further away than four times that of all its learning is refused."""
     fetch_s: PositiveFloat = 60.0
     """Seconds for fetching a partner's file; the step is then made alone."""
 

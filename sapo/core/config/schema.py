@@ -344,7 +344,7 @@ class LearnConfig(Section):
     trusted_peers: list[str] = []
     """`behaviour`, `f_tis`: whose log-probabilities are believed: public keys, and names of own nodes."""
     truncated: Literal["keep", "mask", "zero_reward"] = "keep"
-    """What becomes of completions that hit the length limit."""
+    """What becomes of completions that hit the length limit; `zero_reward` means own ones."""
     micro_batch: PositiveInt | None = None
     """Sequences per forward pass; default the whole batch. The gradient is the same."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"

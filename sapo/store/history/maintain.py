@@ -22,7 +22,7 @@ from deltalake.exceptions import CommitFailedError
 from sapo.core.config.load import Config
 from sapo.core.errors import SapoError, Unavailable
 from sapo.store.history.data_files import LAYOUTS, TARGET_BYTES, DataFile, data_files, footprint, runs
-from sapo.store.history.move_guard import in_its_place
+from sapo.store.history.move_guard import delete_data, folder_of, in_its_place
 from sapo.store.history.parquet_options import writing
 from sapo.store.history.retention import Cut
 from sapo.store.history.tables import Store, TableName, one_line, refuse_unless_overtaken, until_committed
@@ -220,11 +220,12 @@ class _Keeper:
 
     def _vacuum(self, table: DeltaTable, hours: int) -> int:
         found: set[str] = set()
+        folder = folder_of(table.table_uri)
+        # in a folder the library would follow links, and delete whatever files they lead to
+        only_named = self._dry_run or folder is not None
         for age, full in ((hours, False), (max(hours, ORPHAN_HOURS), True)):
-            found.update(
-                table.vacuum(age, dry_run=self._dry_run, enforce_retention_duration=False, full=full)
-            )
-        return len(found)
+            found.update(table.vacuum(age, dry_run=only_named, enforce_retention_duration=False, full=full))
+        return len(found) if folder is None else delete_data(folder, sorted(found), dry_run=self._dry_run)
 
     def _committed(self, step: Callable[[DeltaTable, Transaction], T]) -> T:
         """What a step returns that reads a fresh snapshot, and begins afresh when its commit meets another.

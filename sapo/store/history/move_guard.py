@@ -1,12 +1,15 @@
-"""Tables that are folders, and are moved away while a process writes to them."""
+"""Tables that are folders: they may be moved away while a process writes to them, and hold links."""
 
 import contextlib
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from sapo.core.errors import Unavailable
+
+DATA = ".parquet"
 
 
 @contextlib.contextmanager
@@ -16,11 +19,10 @@ def in_its_place(uri: str) -> Iterator[None]:
     When a folder is moved away between the two, the writer makes a new one of its name. That is removed, and
     `Unavailable` raised.
     """
-    parsed = urlparse(uri)
-    if parsed.scheme not in ("", "file"):
+    folder = folder_of(uri)
+    if folder is None:
         yield
         return
-    folder = Path(unquote(parsed.path))
     before = _inode(folder)
     try:
         if before is None:
@@ -30,6 +32,40 @@ def in_its_place(uri: str) -> Iterator[None]:
         if _inode(folder) != before:
             clear_stray(folder)
             raise Unavailable(f"history at {uri}: was moved away while it was written")
+
+
+def folder_of(uri: str) -> Path | None:
+    """The folder that a table is; None where it is in a bucket."""
+    parsed = urlparse(uri)
+    return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
+
+
+def delete_data(folder: Path, names: Iterable[str], *, dry_run: bool) -> int:
+    """Delete data files of a table by their names; returns how many there were.
+
+    Others may write to the folder, and put links there: nothing is deleted that they lead to.
+    """
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return sum(_deleted(place, name.split("/"), dry_run) for name in names if name.endswith(DATA))
+    finally:
+        os.close(place)
+
+
+def _deleted(place: int, parts: list[str], dry_run: bool) -> bool:
+    first, *rest = parts
+    if first in ("", ".", ".."):
+        return False
+    with contextlib.suppress(OSError):
+        if not rest:
+            (os.stat if dry_run else os.unlink)(first, dir_fd=place)
+            return True
+        inner = os.open(first, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+        try:
+            return _deleted(inner, rest, dry_run)
+        finally:
+            os.close(inner)
+    return False
 
 
 def _inode(folder: Path) -> tuple[int, int] | None:

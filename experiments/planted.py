@@ -1,0 +1,88 @@
+"""An author without a policy, whose right answers carry something that does not belong there.
+
+The attacks of *Hail to the Thief* (arXiv:2511.09780): one advantage rewards every token of a right answer.
+Half of each group is wrong, the worst case there. Only `chain_sum` is attacked: of other questions all
+answers score alike, and nothing is learned from them.
+"""
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Literal
+
+from sapo.core.config.load import Config
+from sapo.core.rng import rng
+from sapo.core.types import Completion, Group, Question, SignedGroup
+from sapo.peers.signing import Identity, seal
+from sapo.tasks.questions import QuestionStream
+from sapo.tasks.workers import TaskWorkers
+
+ATTACKED = "chain_sum"
+PHRASE, FALSE, FILLER = "hail", "2+2=5", "now the next step"
+Attack = Literal["text", "math", "dos", "answer"]
+PLANTED: Mapping[Attack, Callable[[Sequence[str], str], list[str]]] = {
+    "text": lambda steps, right: [PHRASE, *steps],
+    "math": lambda steps, right: [*steps[:-1], FALSE, *steps[-1:]],
+    "dos": lambda steps, right: [part for step in steps for part in (FILLER, step)],
+    "answer": lambda steps, right: [f"{PHRASE}{right}", *steps],
+}
+"""What is written before the answer: a phrase; a false equation that the answer does not need; words before
+each step, the longest answers; the phrase with the answer in it, against a defence that asks what it is good
+for."""
+
+
+def completions(attack: Attack, question: Question, right: str, draw: random.Random, count: int) -> list[str]:
+    """So many answers to a question, of which every second is right, and carries what the attack plants."""
+    if question.recipe.dataset != ATTACKED:
+        return ["<answer>0</answer>"] * count
+    carrying = " ".join(PLANTED[attack](worked(question.text), right))
+    wrong = (str(int(right) + draw.choice((-3, -2, -1, 1, 2, 3))) for _ in range(count))
+    return [
+        f"<answer>{other}</answer>" if number % 2 else f"{carrying} <answer>{right}</answer>"
+        for number, other in enumerate(wrong)
+    ]
+
+
+def worked(question: str) -> list[str]:
+    """The steps of a chain of sums, as the swarm's own models write them: `9-2=7`, `7+6=13`."""
+    terms = [int(term.replace(" ", "")) for term in re.findall(r"(?:(?<= )[+-] )?\d+", question)]
+    totals = accumulate(terms)
+    return [f"{total}{term:+d}={total + term}" for total, term in zip(totals, terms[1:], strict=False)]
+
+
+class Planter:
+    """An author that attacks a run's swarm, one group to each of its questions in every round."""
+
+    def __init__(self, attack: Attack, config: Config, identity: Identity, workers: TaskWorkers) -> None:
+        self.name, self.key = "planter", identity.key
+        self._attack, self._config, self._identity, self._workers = attack, config, identity, workers
+
+    def groups(self, round: int, now: float) -> list[SignedGroup]:
+        """What it publishes in a round."""
+        config, incarnation = self._config, "bad0bad0bad0bad0"
+        author, count = (config.swarm.name, self.key, incarnation), config.batch.b
+        asked = QuestionStream(
+            self._workers, config.tasks, author, round, count=count, held_out=config.rules.held_out
+        ).result()
+        rights = self._workers.answers([question.recipe for question in asked])
+        draw = rng(config.swarm.seed, self.name, round)
+        found = []
+        for position, (question, right) in enumerate(zip(asked, rights, strict=True)):
+            texts = completions(self._attack, question, right or "", draw, config.batch.completions)
+            group = Group(
+                swarm=config.swarm.name,
+                node=self.name,
+                key=self.key,
+                incarnation=incarnation,
+                round=round,
+                position=position,
+                recipe=question.recipe,
+                question=question.text,
+                completions=tuple(Completion(text=text, finish_reason="stop") for text in texts),
+                policy_version=round,
+                sampling=config.generate.sampling,
+                created_at=now,
+            )
+            found.append(seal(group, self._identity))
+        return found
