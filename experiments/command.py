@@ -192,7 +192,7 @@ def show(document: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from sapo.cli.report.live_view import shortest
+    from sapo.cli.report.run_tables import shortest
 
     from .results import PICTURE, REPORT, RESULTS
     from .text import markdown

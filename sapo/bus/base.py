@@ -186,11 +186,7 @@ class Reading:
     def poll(self) -> Poll:
         """What was read."""
         return Poll(
-            tuple(self._received),
-            self._positions,
-            tuple(self._gaps),
-            tuple(self._malformed),
-            self._passed,
+            tuple(self._received), self._positions, tuple(self._gaps), tuple(self._malformed), self._passed
         )
 
 

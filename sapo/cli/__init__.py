@@ -31,7 +31,6 @@ from sapo.cli.commands import (
     run,
     site,
     task,
-    trait,
     try_,
     ui,
 )
@@ -46,7 +45,7 @@ HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
         *(deploy.deploy, run.evaluate, export.export, maintain.maintain),
     ),
     "Many sites, one swarm": (site.init, site.join, run.member, site.archive, site.pack, site.unpack),
-    "Look at a run": (browse.status, ui.ui, browse.rollouts, lineage.lineage, trait.trait, browse.report),
+    "Look at a run": (browse.status, ui.ui, browse.rollouts, lineage.lineage, lineage.trait, browse.report),
     "Check": (replay.replay, check.verify, check.doctor),
 }
 ADDED = "Compare ways to run one"

@@ -164,6 +164,7 @@ class Stand(Figures):
     greedy: Share | None = None
 
 
+@final
 class Peak(Figures):
     """The best exam on the probe's questions, the one at the end, and how far the end is below it."""
 

@@ -13,7 +13,6 @@ from sapo.bus.poller import Listener
 from sapo.core import own_code
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
-from sapo.core.config.manifest import Manifest
 from sapo.core.determinism import arithmetic
 from sapo.core.errors import Paused
 from sapo.core.outage import Outage
@@ -22,7 +21,7 @@ from sapo.core.traits import TraitMatcher
 from sapo.core.types import Policy, Question
 from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
-from sapo.node.author import open_author
+from sapo.node.author import Author, open_author
 from sapo.node.gossip import AnnounceSink, Gossip
 from sapo.node.group_maker import GroupMaker
 from sapo.node.prober import Prober
@@ -30,7 +29,6 @@ from sapo.node.receive import Intake
 from sapo.node.recovery import Recovery
 from sapo.node.rollout import RolloutMaker
 from sapo.node.verify import PeerVerifier
-from sapo.peers import keyring
 from sapo.peers.freshness import Freshness
 from sapo.peers.keyring import refuse_strange_names
 from sapo.peers.pool import Pool
@@ -180,19 +178,8 @@ def open_parts(
         journal.set_environment(environment(node_config, policy.device.type))
         listener = Listener(own_bus)
         stack.callback(listener.close)
-        intake = _intake(
-            node_config,
-            name,
-            home,
-            author.held,
-            author.manifest,
-            journal,
-            listener,
-            policy,
-            clock,
-            missing(config.manifest_tasks()),
-            timed=timed,
-        )
+        lacking = missing(config.manifest_tasks())
+        intake = _intake(author, home, listener, policy, clock, lacking, timed=timed)
         gossip, announcer = None, None
         if node_config.gossiping is not None:
             identity = author.held.identity
@@ -255,12 +242,8 @@ def open_parts(
 
 
 def _intake(
-    config: Config,
-    name: str,
+    author: Author,
     home: Home,
-    held: keyring.KeyAndCard,
-    manifest: Manifest,
-    journal: Journal,
     listener: Listener,
     policy: LoadedPolicy,
     clock: Callable[[], float],
@@ -268,12 +251,13 @@ def _intake(
     *,
     timed: bool,
 ) -> Intake:
-    trust = manifest.member_keys | {held.identity.key}
+    config, name, manifest, journal = author.config, author.name, author.manifest, author.journal
+    trust = manifest.member_keys | {author.identity.key}
     quotas = Quotas(config.pool, trust, journal.peers(), timed=timed)
     return Intake(
         config=config,
         name=name,
-        key=held.identity.key,
+        key=author.identity.key,
         manifest=manifest,
         policy=policy,
         clock=clock,
@@ -284,7 +268,7 @@ def _intake(
         quotas=quotas,
         streams=ResendGuard(journal.streams(), quotas.shares),
         refusals=Refusals(clock),
-        own_key=KeyCloneDetector(journal, held.card.incarnations),
+        own_key=KeyCloneDetector(journal, author.held.card.incarnations),
         lacking=lacking,
         dropped=set(journal.dropped()),
         blocklist=home.blocked(name),

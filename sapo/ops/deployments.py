@@ -114,45 +114,24 @@ def plan(config: Config, home: Home, folder: str) -> Site:
         raise UserError("--home", str(home.root), "none of its nodes lives here", "deploy it where they do")
     label = f"{swarm}.{site}"
     common = (TAG, f"swarm:{swarm}", site_tag(config))
-    place = {"home": str(home.root)}
-
-    def of_site(flow: str, name: str, every: float, what: str, **parameters: Any) -> Registration:
+    records = "What is on the bus, into the history."
+    sweep = "All nodes on the same held-out questions, and who is champion."
+    one = "One held-out question to every node that has a new checkpoint."
+    tables = "The history's tables, compacted, cut and vacuumed."
+    work: list[tuple[str, str, float, str, dict[str, Any]]] = [
+        ("archive", label, settings.archive_seconds, records, {"seconds": 0.0}),
+        ("evaluate", label, settings.evaluate_seconds, sweep, {"kind": "sweep"}),
+        ("evaluate", f"{label}.judge", settings.judge_seconds, one, {"kind": "question"}),
+        ("maintain", label, config.history.maintain_seconds, tables, {}),
+    ]
+    registrations = [_node(config, home, name, common) for name in names]
+    for flow, called, every, what, more in work:
+        if flow == "evaluate" and config.member is not None:
+            continue  # members have no model
+        parameters = {"home": str(home.root), **more}
+        path = f"sapo.flows.{flow}.{flow}_flow"
         env = _environment(config)
-        return Registration(flow, name, place | parameters, common, every or None, what, env)
-
-    exams = [
-        of_site(
-            "sapo.flows.evaluate.evaluate_flow",
-            label,
-            settings.evaluate_seconds,
-            "All nodes on the same held-out questions, and who is champion.",
-            kind="sweep",
-        ),
-        of_site(
-            "sapo.flows.evaluate.evaluate_flow",
-            f"{label}.judge",
-            settings.judge_seconds,
-            "One held-out question to every node that has a new checkpoint.",
-            kind="question",
-        ),
-    ]
-    registrations = [
-        *(_node(config, home, name, common) for name in names),
-        of_site(
-            "sapo.flows.archive.archive_flow",
-            label,
-            settings.archive_seconds,
-            "What is on the bus, into the history.",
-            seconds=0.0,
-        ),
-        *([] if config.member is not None else exams),
-        of_site(
-            "sapo.flows.maintain.maintain_flow",
-            label,
-            config.history.maintain_seconds,
-            "The history's tables, compacted, cut and vacuumed.",
-        ),
-    ]
+        registrations.append(Registration(path, called, parameters, common, every or None, what, env))
     return Site(
         pool=settings.pool,
         pool_type=settings.pool_type,

@@ -17,7 +17,7 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
-from sapo.core.figures import Exam, NodeExam, Probed, Sweep
+from sapo.core.figures import Exam, Gain, NodeExam, Probed, Sweep
 from sapo.core.rng import rng, stream
 from sapo.core.types import Question, Sampling, canonical, shown
 from sapo.core.user_cache import default_cache
@@ -77,7 +77,6 @@ def judge_swarm(
     home: Home,
     nodes: Sequence[str] | None = None,
     *,
-    cache: Path | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Judging:
     """Ask every node that has a new round the same held-out question, once; keeps the verdicts.
@@ -105,7 +104,7 @@ def judge_swarm(
                 questions = held_out_set(config, home, workers)
                 question = questions[rng(config.swarm.seed, "judge", number).randrange(len(questions))]
                 for name in new:
-                    answered = _judge(config, home, name, workers, question, number, cache, clock)
+                    answered = _judge(config, home, name, workers, question, number, clock)
                     if verdicts.add(answered):
                         standings[name] = verdicts.standings(name, answered.incarnation)[-1]
                     else:
@@ -120,11 +119,10 @@ def _judge(
     workers: TaskWorkers,
     question: Question,
     number: int,
-    cache: Path | None,
     clock: Callable[[], float],
 ) -> Verdict:
     own = config.for_node(name)
-    policy = load_initial(own, workers, cache or default_cache())
+    policy = load_initial(own, workers, default_cache())
     found = load_newest(home, name, policy)
     with closing(open_engine(own, policy)) as engine:
         ((completion,),) = engine.generate(
@@ -155,7 +153,7 @@ def tell_verdicts(config: Config, home: Home, node: str, *, uri: str) -> int:
     """
     tracker = tracker_of(config, node, home, uri=uri)
     with closing(Verdicts(home.verdicts)) as verdicts:
-        due = verdicts.untold(node, tracker.incarnation)
+        due = verdicts.standings(node, tracker.incarnation, untold=True)
         for one in due:
             series = {"judge/reward": one.verdict.reward, "judge/cumulative": one.cumulative}
             tracker.log_metrics(series, round=one.verdict.round, at=one.verdict.at)
@@ -184,7 +182,6 @@ def evaluate_swarm(
     home: Home,
     nodes: Sequence[str] | None = None,
     *,
-    cache: Path | None = None,
     progress: Progress | None = None,
     rivals: Rivals | None = None,
 ) -> Sweep:
@@ -200,32 +197,42 @@ def evaluate_swarm(
         for name in sorted({*names} - {*whole}):
             log.warning("%s is not evaluated: it has no whole checkpoint yet", name)
         names = whole or names
+    baselines: dict[str, Evaluation] = {}
+    labels: dict[str, str] = {}
+    asked: dict[str, _Asked] = {}
     with open_workers(config) as workers:
         questions = held_out_set(config, home, workers)
-        baselines: dict[str, Evaluation] = {}
-        labels: dict[str, str] = {}
-        evaluations: dict[str, Evaluation] = {}
-        rounds: dict[str, int] = {}
-        earlier: dict[str, dict[int, float]] = {}
         for name in names:
-            node_config = config.for_node(name)
-            policy = load_initial(node_config, workers, cache or default_cache())
-            begun = _begun_with(node_config)
+            own = config.for_node(name)
+            policy = load_initial(own, workers, default_cache())
+            begun = _begun_with(own)
             if begun not in labels:
-                model = node_config.model
-                label = labels[begun] = model if model not in baselines else f"{model} as of {name}"
-                baselines[label] = ask(node_config, policy, workers, questions, label, progress)
-            rounds[name] = load_newest(home, name, policy).round
-            evaluations[name] = ask(node_config, policy, workers, questions, name, progress)
-            earlier[name] = {}
-            for round, weights in (rivals(name, rounds[name]) if rivals else {}).items():
+                label = labels[begun] = (
+                    own.model if own.model not in baselines else f"{own.model} as of {name}"
+                )
+                baselines[label] = ask(own, policy, workers, questions, label, progress)
+            round = load_newest(home, name, policy).round
+            found = ask(own, policy, workers, questions, name, progress)
+            earlier = {}
+            for before, weights in (rivals(name, round) if rivals else {}).items():
                 models.load_weights(policy, weights)
-                label = f"{name} after {round} rounds"
-                found = ask(node_config, policy, workers, questions, label, progress, greedy=False)
-                earlier[name][round] = found.pass_at_1
-    sweep = _sweep(config, questions, baselines, labels, evaluations, rounds, earlier)
+                label = f"{name} after {before} rounds"
+                older = ask(own, policy, workers, questions, label, progress, greedy=False)
+                earlier[before] = older.pass_at_1
+            asked[name] = _Asked(own, labels[begun], round, found, earlier)
+    main = baselines[labels.get(_begun_with(config), next(iter(baselines)))]
+    sweep = _sweep(config, questions, main, baselines, asked)
     write_atomically(home.evaluation, json.dumps(sweep.written(), indent=1) + "\n")
     return sweep
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    config: Config
+    baseline: str
+    round: int
+    found: Evaluation
+    earlier: Mapping[int, float]
 
 
 def _begun_with(config: Config) -> str:
@@ -251,20 +258,24 @@ def load_newest(home: Home, name: str, policy: LoadedPolicy, option: str = "--no
 def _sweep(
     config: Config,
     questions: Sequence[Question],
-    baselines: dict[str, Evaluation],
-    labels: dict[str, str],
-    evaluations: dict[str, Evaluation],
-    rounds: dict[str, int],
-    earlier: dict[str, dict[int, float]],
+    main: Evaluation,
+    baselines: Mapping[str, Evaluation],
+    asked: Mapping[str, _Asked],
 ) -> Sweep:
-    own = {name: labels[_begun_with(config.for_node(name))] for name in evaluations}
-    start = {name: baselines[label] for name, label in own.items()}
-    main = baselines[labels.get(_begun_with(config), next(iter(baselines)))]
     shown = examples(questions)
 
     def exam(found: Evaluation) -> dict[str, Any]:
         answers = tuple((found.answers[place], found.greedy[place]) for place in shown)
         return {**dict(found.summary()), "answers": answers}
+
+    def probed(one: _Asked) -> Probed | None:
+        count = one.config.eval.probe_questions
+        probe = one.found.probe(count) if count else None
+        return None if probe is None else Probed(**dict(probe.summary()), passes=probes.bits(probe))
+
+    def gained(of: Callable[[Evaluation], Sequence[float]]) -> Gain:
+        start = {name: of(baselines[one.baseline]) for name, one in asked.items()}
+        return gain(start, {name: of(one.found) for name, one in asked.items()}, main.asked)
 
     return Sweep(
         questions=len(main.sampled),
@@ -275,29 +286,15 @@ def _sweep(
         baselines={label: Exam(**exam(found)) for label, found in baselines.items()},
         nodes={
             name: NodeExam(
-                **exam(found),
-                round=rounds[name],
-                model=config.for_node(name).model,
-                baseline=own[name],
-                probe=_probe(found, config.for_node(name).eval.probe_questions),
-                earlier=earlier[name],
+                **exam(one.found),
+                round=one.round,
+                model=one.config.model,
+                baseline=one.baseline,
+                probe=probed(one),
+                earlier=one.earlier,
             )
-            for name, found in evaluations.items()
+            for name, one in asked.items()
         },
-        gain=gain(
-            {n: e.sampled for n, e in start.items()},
-            {n: e.sampled for n, e in evaluations.items()},
-            main.asked,
-        ),
-        gain_greedy=gain(
-            {n: e.greedy for n, e in start.items()}, {n: e.greedy for n, e in evaluations.items()}, main.asked
-        ),
+        gain=gained(lambda found: found.sampled),
+        gain_greedy=gained(lambda found: found.greedy),
     )
-
-
-def _probe(found: Evaluation, count: int) -> Probed | None:
-    """The part of an evaluation that compares with the node's probes; None for a node without any."""
-    if not count:
-        return None
-    probe = found.probe(count)
-    return Probed(**dict(probe.summary()), passes=probes.bits(probe))

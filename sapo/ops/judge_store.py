@@ -5,7 +5,7 @@ The cumulative reward is summed from the table; verdicts that are not `told` yet
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -19,6 +19,15 @@ CREATE TABLE IF NOT EXISTS verdicts (
     told INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (node, incarnation, round))
 """
 _COLUMNS = "judging, node, incarnation, round, dataset, question, answer, score, at"
+_STANDINGS = f"""
+SELECT {_COLUMNS}, count(*) OVER past, total(score) OVER past, told FROM verdicts
+WHERE (node, incarnation) = (?, ?) WINDOW past AS (ORDER BY round) ORDER BY round
+"""
+_CURVES = """
+WITH newest AS (SELECT node, incarnation, max(judging) FROM verdicts GROUP BY node)
+SELECT node, count(*) OVER past, total(score) OVER past FROM verdicts JOIN newest USING (node, incarnation)
+WINDOW past AS (PARTITION BY node ORDER BY round) ORDER BY node, round
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +96,20 @@ class Verdicts:
         sql = f"INSERT OR IGNORE INTO verdicts ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         return self._connection.execute(sql, astuple(verdict)).rowcount == 1
 
-    def standings(self, node: str, incarnation: str) -> list[Standing]:
-        """All verdicts of a node's incarnation, by round."""
-        sql = f"SELECT {_COLUMNS} FROM verdicts WHERE (node, incarnation) = (?, ?) ORDER BY round"
-        return list(_summed(Verdict(*row) for row in self._connection.execute(sql, (node, incarnation))))
-
-    def untold(self, node: str, incarnation: str) -> list[Standing]:
-        """Those not logged to MLflow yet."""
-        sql = "SELECT round FROM verdicts WHERE (node, incarnation, told) = (?, ?, 0)"
-        rounds = {row[0] for row in self._connection.execute(sql, (node, incarnation))}
-        return [one for one in self.standings(node, incarnation) if one.verdict.round in rounds]
+    def standings(self, node: str, incarnation: str, *, untold: bool = False) -> list[Standing]:
+        """All verdicts of a node's incarnation, by round; or those not logged to MLflow yet."""
+        rows = self._connection.execute(_STANDINGS, (node, incarnation))
+        return [
+            Standing(Verdict(*row), judged, cumulative)
+            for *row, judged, cumulative, told in rows
+            if not (untold and told)
+        ]
 
     def acknowledge(self, standings: Sequence[Standing]) -> None:
         """Mark these as logged to MLflow."""
         keys = [(one.verdict.node, one.verdict.incarnation, one.verdict.round) for one in standings]
         sql = "UPDATE verdicts SET told = 1 WHERE (node, incarnation, round) = (?, ?, ?)"
         self._connection.executemany(sql, keys)
-
-
-def _summed(verdicts: Iterator[Verdict]) -> Iterator[Standing]:
-    total = 0.0
-    for judged, verdict in enumerate(verdicts, start=1):
-        total += verdict.reward
-        yield Standing(verdict, judged, total)
 
 
 def curves(path: Path) -> dict[str, list[tuple[float, float]]]:
@@ -119,14 +119,9 @@ def curves(path: Path) -> dict[str, list[tuple[float, float]]]:
     """
     if not path.exists():
         return {}
-    newest = "SELECT node, incarnation, max(judging) FROM verdicts GROUP BY node"
-    every = "SELECT node, incarnation, score FROM verdicts ORDER BY node, round"
+    lines: dict[str, list[tuple[float, float]]] = {}
     uri = f"{path.absolute().as_uri()}?mode=ro"
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as database:
-        own = {(node, incarnation) for node, incarnation, _ in database.execute(newest)}
-        lines: dict[str, list[tuple[float, float]]] = {}
-        for node, incarnation, score in database.execute(every):
-            if (node, incarnation) in own:
-                line = lines.setdefault(node, [])
-                line.append((len(line) + 1.0, (line[-1][1] if line else 0.0) + (score or 0.0)))
+        for node, judged, cumulative in database.execute(_CURVES):
+            lines.setdefault(node, []).append((float(judged), cumulative))
     return lines

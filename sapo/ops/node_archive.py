@@ -102,10 +102,7 @@ class _Bounded(io.RawIOBase):
 def opened(file: Path) -> Iterator[tarfile.TarFile]:
     """A pack to read; whatever is wrong with its bytes becomes a `UserError`."""
     try:
-        with (
-            gzip.open(file) as source,
-            tarfile.open(fileobj=_Bounded(source), mode="r:") as archive,
-        ):
+        with gzip.open(file) as source, tarfile.open(fileobj=_Bounded(source), mode="r:") as archive:
             yield archive
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise damaged(file, str(error) or type(error).__name__) from None

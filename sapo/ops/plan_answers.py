@@ -127,11 +127,7 @@ def ask_tasks(node: "NodeRuntime", questions: int, tell: Progress) -> Answering:
 
 
 def _ask(
-    node: "NodeRuntime",
-    chosen: Sequence[tuple[int, Question]],
-    found: Answering,
-    total: int,
-    tell: Progress,
+    node: "NodeRuntime", chosen: Sequence[tuple[int, Question]], found: Answering, total: int, tell: Progress
 ) -> None:
     parts, config = node.parts, node.config
     each = config.batch.completions + 1

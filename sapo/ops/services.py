@@ -71,11 +71,7 @@ class Running:
     """
 
     def __init__(
-        self,
-        services: Services,
-        kept: dict[str, SupervisedServer],
-        home: Home,
-        limit: float = START_LIMIT_S,
+        self, services: Services, kept: dict[str, SupervisedServer], home: Home, limit: float = START_LIMIT_S
     ) -> None:
         self.services, self._kept, self._home = services, kept, home
         self._limit = limit

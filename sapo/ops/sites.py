@@ -140,12 +140,13 @@ def _is_loopback(host: str) -> bool:
 
 def _by_invitation(config: Config) -> Config:
     """The config with its own nodes as members, who may invite others; their keys are made."""
-    home = Home.of(None, config)
-    keys = []
-    for name in config.nodes:
-        home.make_node(name)
-        keys.append(keyring.take(home, config.swarm.name, name, time.time()).identity.key)
+    keys = list(_make_keys(Home.of(None, config), config).values())
     return load(base=config, sets=['rules.entry="invite"', f"rules.members={json.dumps(keys)}"], env={})
+
+
+def _make_keys(home: Home, config: Config) -> dict[str, str]:
+    now = time.time()
+    return {name: keyring.take(home, config.swarm.name, name, now).card.key for name in config.nodes}
 
 
 def join_swarm(
@@ -190,10 +191,7 @@ def join_swarm(
     text = site_toml(config, own or begun)
     check_tasks(config)
     target.prepare(config, manifest)
-    keys = {}
-    for name in config.nodes:
-        target.make_node(name)
-        keys[name] = keyring.take(target, manifest.swarm, name, time.time()).identity.key
+    keys = _make_keys(target, config)
     refuse_unwritable(folder, "--dir", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(written, text)
@@ -324,7 +322,8 @@ def _site_toml(config: Config, preset: str) -> str:
     head = f"# Site {config.swarm.site} of swarm {config.swarm.name}. What is not named here is the preset's."
     top = {"preset": preset} | {key: v for key, v in chosen.items() if not _is_section(v)}
     sections = [head + "\n" + toml_dump.dumps(top)]
-    for name in ("swarm", "tasks", "rules", "bus", *(key for key in chosen if _is_section(chosen[key]))):
+    # tasks first: short ones make a list in one key, which a section before it would take for its own
+    for name in ("tasks", "swarm", "rules", "bus", *(key for key in chosen if _is_section(chosen[key]))):
         if name in chosen and _is_section(chosen[name]):
             comment = f"# {COMMENTS[name]}\n" if name in COMMENTS else ""
             sections.append(comment + toml_dump.dumps({name: chosen.pop(name)}).lstrip("\n"))
@@ -364,10 +363,12 @@ def refused_lately(home: Home, name: str, reason: str) -> int:
 
 
 def _ending(home: Home, name: str) -> list[str]:
-    until = keyring.invited_until(home, name)
-    if until is None or until - time.time() > SOON_S or home.load_manifest().entry != "invite":
+    card = keyring.find_card(home.card(name))
+    if card is None or card.invitation is None or home.load_manifest().entry != "invite":
         return []
-    return [f"the invitation of {name} is good until {day(until)}: ask a member for another"]
+    until = card.invitation.until
+    soon = until - time.time() <= SOON_S
+    return [f"the invitation of {name} is good until {day(until)}: ask a member for another"] if soon else []
 
 
 def _chosen(values: Mapping[str, Any], usual: Mapping[str, Any], section: str = "") -> dict[str, Any]:

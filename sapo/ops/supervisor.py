@@ -283,8 +283,6 @@ def run_node(
     *,
     stop: threading.Event | None = None,
     on_status: OnStatus | None = None,
-    interval_s: float = 1.0,
-    env: Mapping[str, str] | None = None,
 ) -> NodeStatus:
     """Run one node of a prepared home in a process of its own until it has finished or is asked to stop.
 
@@ -297,9 +295,7 @@ def run_node(
     stop = stop or threading.Event()
     command, log = flow_command(home, name), home.logs / f"{name}.log"
     threads = config.for_node(name).threads
-    code, _ = _run_alone(
-        config, home, name, command, threads, NODE_GRACE_S, stop, on_status, interval_s=interval_s, env=env
-    )
+    code, _ = _run_alone(config, home, name, command, threads, NODE_GRACE_S, stop, on_status)
     if code == BAD_INPUT:
         raise UserError("NAME", name, f"it cannot run: {tail(log, 1)}", f"see {log}")
     if code not in (0, PAUSED, OWING) and not stop.is_set():
@@ -332,16 +328,12 @@ def _run_alone(
     grace_s: float,
     stop: threading.Event,
     on_status: OnStatus | None,
-    *,
-    interval_s: float = 1.0,
-    env: Mapping[str, str] | None = None,
 ) -> tuple[int, bool]:
     """Run one process of a home to its end; returns its exit code, and whether a second signal ended it.
 
     It uses the servers of a swarm that runs in this home, else those that the environment names, else none.
     """
-    insisted = threading.Event()
-    base = dict(os.environ if env is None else env)
+    insisted, base = threading.Event(), dict(os.environ)
     servers = service_registry.read(home)
     if servers is None and not who_runs(home):
         home.stop_flag.unlink(missing_ok=True)
@@ -354,7 +346,7 @@ def _run_alone(
     )
     with stopping_on_signals(stop, insisted.set):
         try:
-            watch = _Watch(config, home, stop, insisted, on_status, interval_s, grace_s=grace_s, alone=True)
+            watch = _Watch(config, home, stop, insisted, on_status, 1.0, grace_s=grace_s, alone=True)
             watch.until_done(child)
         finally:
             code = child.kill()

@@ -10,7 +10,7 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.errors import UserError
 from sapo.core.types import PublicKey, Record, is_sound_key
-from sapo.peers.keyring import WHOLE, find_card
+from sapo.peers.keyring import WHOLE, key_of
 from sapo.peers.membership import day
 from sapo.store.journal.journal import Journal
 
@@ -51,7 +51,7 @@ def block(home: Home, nodes: Sequence[str], text: str, now: float) -> tuple[Bloc
     met = known(home, nodes)
     key = find(text, met)
     author = Blocked(key=key, name=min(met.get(key, ()), default=""), since=now)
-    others = [node for node in nodes if _key_of(home, node) != key]
+    others = [node for node in nodes if key_of(home, node) != key]
     if not others:
         raise UserError("KEY", text, "is the node's own key", "name another author")
     for node in others:
@@ -88,7 +88,7 @@ def known(home: Home, nodes: Iterable[str]) -> dict[str, set[str]]:
             for key, name in journal.authors():
                 found.setdefault(key, set()).add(name)
         found.pop("", None)  # the newcomers' common account
-        own = _key_of(home, node)
+        own = key_of(home, node)
         if own is not None:
             found.setdefault(own, set()).add(node)
     return found
@@ -132,11 +132,6 @@ def told(home: Home, nodes: Sequence[str]) -> list[str]:
         f"`sapo peer unblock {one.key[:SHOWN]}` takes it in again"
         for one, those in found.items()
     ]
-
-
-def _key_of(home: Home, node: str) -> str | None:
-    card = find_card(home.card(node))
-    return None if card is None else card.key
 
 
 def _write(path: Path, blocked: Mapping[str, Blocked]) -> None:

@@ -1,6 +1,5 @@
 """Keys of a home in one file, to be kept elsewhere: each with its card, encrypted where one wants it so."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,11 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from sapo.core.atomic_file import write_first
-from sapo.core.config.home import Home
-from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.core.types import Record
-from sapo.peers.keyring import Card, KeyAndCard, place, refuse_placing
+from sapo.peers.keyring import Card, KeyAndCard
 from sapo.peers.signing import Identity, refuse_readable
 
 PASSPHRASE = "SAPO_KEYS_PASSPHRASE"
@@ -43,11 +40,6 @@ class Backup(Record):
         return found
 
 
-def passphrase_given() -> str | None:
-    """The passphrase in the environment, if there is one."""
-    return os.environ.get(PASSPHRASE) or None
-
-
 def write(held: Sequence[KeyAndCard], file: Path, passphrase: str | None) -> None:
     """Write keys into a new file of mode 600. Raises `UserError` where it exists or cannot be written, and
     for a passphrase that cannot encrypt."""
@@ -63,9 +55,8 @@ def write(held: Sequence[KeyAndCard], file: Path, passphrase: str | None) -> Non
         if write_first(file, (Backup(keys=keys).canonical() + "\n").encode()):
             return
     except OSError as error:
-        raise UserError(
-            "FILE", str(file), error.strerror or str(error), "name a file that can be written"
-        ) from None
+        problem = error.strerror or str(error)
+        raise UserError("FILE", str(file), problem, "name a file that can be written") from None
     raise UserError("FILE", str(file), "exists already", "name another file: backups are never overwritten")
 
 
@@ -74,14 +65,12 @@ def read(file: Path) -> Backup:
     try:
         refuse_readable(file, "FILE")
         if file.stat().st_size > MAX_BYTES:
-            raise UserError(
-                "FILE", str(file), "is too large for a backup", "name what `sapo keys backup` wrote"
-            )
+            remedy = "name what `sapo keys backup` wrote"
+            raise UserError("FILE", str(file), "is too large for a backup", remedy)
         return Backup.model_validate_json(file.read_bytes())
     except OSError as error:
-        raise UserError(
-            "FILE", str(file), error.strerror or str(error), "name a file that can be read"
-        ) from None
+        problem = error.strerror or str(error)
+        raise UserError("FILE", str(file), problem, "name a file that can be read") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         problem = f"is no whole backup of keys: {'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -99,17 +88,3 @@ def opened(keys: Sequence[BackedUp], file: Path, passphrase: str | None) -> list
             raise UserError("FILE", str(file), f"the key of {key.card.node} is another", "use another backup")
         found.append(KeyAndCard(identity, key.card))
     return found
-
-
-def restore(home: Home, swarm: str, held: Sequence[KeyAndCard], node: str | None) -> list[KeyAndCard]:
-    """Put keys into their nodes' folders, or a single one into another node's: all of them or none.
-
-    Raises `UserError` as `sapo.peers.keyring.place` does.
-    """
-    places = [(one, node or one.card.node) for one in held]
-    for one, name in places:
-        refuse_placing(home, one, name)
-        if home.node(name).exists():
-            with NodeLock(home.node(name)):
-                pass
-    return [place(home, one, swarm, name) for one, name in places]

@@ -9,8 +9,8 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -75,15 +75,16 @@ def data_folder() -> Path:
 def take(home: Home, swarm: str, node: str, now: float) -> KeyAndCard:
     """The key of a node, made where it has none, and kept in the data folder too.
 
-    `now` is in unix seconds. Raises `UserError` for files that are damaged or that others may read, and for a
+    `now` is in unix seconds. Raises `UserError` for a key that is damaged or that others may read, and for a
     folder that is a copy of one in which a node runs.
     """
-    path, folder = home.key(node), home.node(node)
+    folder, path = home.make_node(node), home.key(node)
     older = [] if path.exists() else homeless(swarm, node)
     identity = Identity.load_or_create(path)
-    card = _read_card(home.card(node)) if home.card(node).exists() else None
-    if card is None or card.key != identity.key:
-        card = Card(key=identity.key, swarm=swarm, node=node, created=now, folder=str(folder))
+    # where one of the two cards is lost, damaged or older, the other has what it lacks
+    cards = [find_card(_kept(identity.key, "json")), find_card(home.card(node))]
+    known = [card for card in cards if card is not None and card.key == identity.key]
+    card = known[-1] if known else Card(key=identity.key, swarm=swarm, node=node, created=now, folder="")
     _refuse_second(card, folder)
     if older:
         names = ", ".join(one.key for one in older[:SHOWN]) + (", ..." if len(older) > SHOWN else "")
@@ -93,24 +94,32 @@ def take(home: Home, swarm: str, node: str, now: float) -> KeyAndCard:
             "%s. To go on as the newest, stop the node, move %s away, and say: %s",
             *(node, identity.key, node, swarm, names, folder, again),
         )
-    card = card.model_copy(update={"swarm": swarm, "node": node, "folder": str(folder)})
-    return note(home, KeyAndCard(identity, card))
+    past = dict.fromkeys(one for card in known for one in card.incarnations)
+    changes = {"swarm": swarm, "node": node, "folder": str(folder), "incarnations": _newest(past)}
+    return note(home, KeyAndCard(identity, card.model_copy(update=changes)))
 
 
-def invited_until(home: Home, node: str) -> int | None:
-    """When the invitation ends that a node holds, in unix seconds; None where it holds none."""
-    card = find_card(home.card(node))
-    return card.invitation.until if card is not None and card.invitation is not None else None
+def remember(home: Home, held: KeyAndCard, incarnation: str) -> KeyAndCard:
+    """Write down an incarnation of the node's journal, so that it is known for its own ever after."""
+    card = find_card(home.card(held.card.node)) or held.card  # the file may hold a new invitation
+    past = dict.fromkeys(one for one in card.incarnations if one != incarnation)
+    changes = {"incarnations": _newest((*past, incarnation))}
+    return note(home, KeyAndCard(held.identity, card.model_copy(update=changes)))
 
 
 def note(home: Home, held: KeyAndCard) -> KeyAndCard:
     """Write a key's card if it changed, and keep both in the data folder."""
-    path = home.card(held.card.node)
     text = held.card.canonical() + "\n"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_atomically(path, text)
+    _write(home.card(held.card.node), text)
     try:
-        keep(held)
+        folder = data_folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & 0o077:
+            problem = f"others may look into it (mode {mode:o})"
+            raise UserError("SAPO_KEYS", str(folder), problem, "chmod 700 it")
+        _write(_kept(held.card.key, "json"), text)
+        write_first(_kept(held.card.key, "pem"), held.identity.to_pem())
     except OSError as error:
         log.warning(
             "the key of %s is kept in its folder only (%s: %s); name a folder for keys in SAPO_KEYS",
@@ -119,49 +128,11 @@ def note(home: Home, held: KeyAndCard) -> KeyAndCard:
     return held
 
 
-def remember(home: Home, held: KeyAndCard, incarnation: str) -> KeyAndCard:
-    """Write down an incarnation of the node's journal, so that it is known for its own ever after."""
-    card = find_card(home.card(held.card.node))
-    if card is None or card.key != held.identity.key:
-        card = held.card
-    # an invitation may have been accepted since the key was taken
-    held = KeyAndCard(held.identity, card)
-    known = tuple(one for one in card.incarnations if one != incarnation)
-    if (*known, incarnation) == card.incarnations:
-        return held
-    newest = (*known, incarnation)[-MAX_INCARNATIONS:]
-    return note(home, KeyAndCard(held.identity, card.model_copy(update={"incarnations": newest})))
-
-
-def keep(held: KeyAndCard) -> None:
-    """Put a key and its card into the data folder; what is known there of its past stays.
-
-    Raises `OSError` where that cannot be written, and `UserError` where others may look into it.
-    """
-    folder = _private_folder()
-    pem, card = folder / f"{held.identity.key}.pem", folder / f"{held.identity.key}.json"
-    before = find_card(card)
-    past = [one for one in before.incarnations if one not in held.card.incarnations] if before else []
-    whole = (*past, *held.card.incarnations)[-MAX_INCARNATIONS:]
-    created = min(before.created, held.card.created) if before else held.card.created
-    text = held.card.model_copy(update={"incarnations": whole, "created": created}).canonical() + "\n"
-    if before is None or card.read_text(encoding="utf-8") != text:
-        write_atomically(card, text)
-    if not _holds(pem, held.identity.key):
-        pem.unlink(missing_ok=True)
-        write_first(pem, held.identity.to_pem())
-
-
-def kept() -> list[Card]:
-    """What the data folder knows of its keys, oldest first; one without a readable card is left out."""
-    found = [find_card(path.with_suffix(".json")) for path in data_folder().glob("*.pem")]
-    return sorted((card for card in found if card is not None), key=lambda card: card.created)
-
-
 def homeless(swarm: str, node: str) -> list[Card]:
     """The kept keys that a node of a swarm had, and that no folder holds any more; newest first."""
-    own = [card for card in reversed(kept()) if (card.swarm, card.node) == (swarm, node)]
-    return [card for card in own if _lives(card) is None]
+    kept = (find_card(path.with_suffix(".json")) for path in data_folder().glob("*.pem"))
+    own = [card for card in kept if card is not None and (card.swarm, card.node) == (swarm, node)]
+    return sorted((card for card in own if _lives(card) is None), key=lambda card: -card.created)
 
 
 def load_kept(text: str) -> KeyAndCard:
@@ -172,29 +143,62 @@ def load_kept(text: str) -> KeyAndCard:
         problem = f"begins {len(names)} keys in {folder}" if names else f"no such key is kept in {folder}"
         remedy = "give all of it" if names else "name one of the files there, or a backup"
         raise UserError("KEY", text, problem, remedy)
-    identity = Identity.load(folder / f"{names[0]}.pem")
-    card = find_card(folder / f"{names[0]}.json")
+    identity = Identity.load(_kept(names[0], "pem"))
+    card = find_card(_kept(names[0], "json"))
     if card is None or card.key != identity.key:
         card = Card(key=identity.key, swarm="unknown", node="unknown", created=0.0, folder="")
     return KeyAndCard(identity, card)
 
 
-def place(home: Home, held: KeyAndCard, swarm: str, node: str) -> KeyAndCard:
-    """Put a key that was kept elsewhere into a node's folder.
+def place(home: Home, held: Sequence[KeyAndCard], swarm: str, node: str | None) -> list[KeyAndCard]:
+    """Put keys that were kept elsewhere into their nodes' folders, or a single one into another node's: all
+    of them or none.
 
-    Raises `UserError` where another key is there, the node runs, or the key's node lives in another folder.
+    Raises `UserError` where another key is there, a node runs, or a key's node lives in another folder.
     """
-    refuse_placing(home, held, node)
-    folder = home.node(node)
-    with NodeLock(folder):
-        write_first(home.key(node), held.identity.to_pem())
-        refuse_placing(home, held, node)  # again: another process may have made a key meanwhile
-        card = held.card.model_copy(update={"swarm": swarm, "node": node, "folder": str(folder)})
-        return note(home, KeyAndCard(held.identity, card))
+    places = [(one, node or one.card.node) for one in held]
+    for one, name in places:
+        _refuse_placing(home, one, name)
+    with ExitStack() as locks:
+        for one, name in places:
+            locks.enter_context(NodeLock(home.make_node(name)))
+            _refuse_placing(home, one, name)  # again: another process may have made a key meanwhile
+        for one, name in places:
+            write_first(home.key(name), one.identity.to_pem())
+            here = find_card(home.card(name))
+            if here is None or here.key != one.card.key:
+                _write(home.card(name), one.card.canonical() + "\n")
+        return [take(home, swarm, name, one.card.created) for one, name in places]
 
 
-def refuse_placing(home: Home, held: KeyAndCard, node: str) -> None:
-    """Raise `UserError` where another key is in a node's folder, or the key's node lives in another one."""
+def find_card(path: Path) -> Card | None:
+    """The card in a file; None where there is none, or none that can be read."""
+    try:
+        return Card.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def key_of(home: Home, node: str) -> str | None:
+    """The public key of a node that has one."""
+    card = find_card(home.card(node))
+    return None if card is None else card.key
+
+
+def _kept(key: str, kind: str) -> Path:
+    return data_folder() / f"{key}.{kind}"
+
+
+def _newest(incarnations: Iterable[Incarnation]) -> tuple[Incarnation, ...]:
+    return tuple(incarnations)[-MAX_INCARNATIONS:]
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
+        write_atomically(path, text)
+
+
+def _refuse_placing(home: Home, held: KeyAndCard, node: str) -> None:
     path, folder = home.key(node), home.node(node)
     if path.exists() and Identity.load(path).key != held.identity.key:
         problem = f"{node} has another key already, and what it wrote is signed with it"
@@ -228,40 +232,10 @@ def _lives(card: Card, besides: Path | None = None) -> Path | None:
         return None
     if besides is not None and besides.exists() and folder.samefile(besides):
         return None
-    return folder if _holds(folder / KEY, card.key) else None
-
-
-def _private_folder() -> Path:
-    folder = data_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    if mode & 0o077:
-        raise UserError("SAPO_KEYS", str(folder), f"others may look into it (mode {mode:o})", "chmod 700 it")
-    return folder
-
-
-def _holds(pem: Path, key: str) -> bool:
-    with suppress(UserError):
-        return Identity.load(pem).key == key
-    return False
-
-
-def find_card(path: Path) -> Card | None:
-    """The card in a file; None where there is none, or none that can be read."""
     try:
-        return _read_card(path)
-    except (OSError, UserError):
+        return folder if Identity.load(folder / KEY).key == card.key else None
+    except UserError:
         return None
-
-
-def _read_card(path: Path) -> Card:
-    try:
-        return Card.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        problem = f"is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        remedy = "delete it: the node then forgets its former incarnations and its invitation"
-        raise UserError("key card", str(path), problem, remedy) from None
 
 
 def keys_of(names: Sequence[str], home: Home) -> frozenset[str]:
@@ -270,8 +244,8 @@ def keys_of(names: Sequence[str], home: Home) -> frozenset[str]:
 
     Anybody may call itself by a name, so a name stands for the key that the node of this site has.
     """
-    cards = [find_card(home.card(name)) for name in names if WHOLE.fullmatch(name) is None]
-    return frozenset(name for name in names if WHOLE.fullmatch(name)) | {card.key for card in cards if card}
+    keys = (name if WHOLE.fullmatch(name) else key_of(home, name) for name in names)
+    return frozenset(key for key in keys if key is not None)
 
 
 def refuse_strange_names(config: Config) -> None:

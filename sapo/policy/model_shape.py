@@ -1,4 +1,4 @@
-"""A model's shape and number of parameters from its config alone: no weight is read or made."""
+"""A model's number of parameters from its config alone: no weight is read or made."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,6 @@ class ModelShape:
 
     parameters: int
     trained: int
-    layers: int
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
     known: bool = True
     """False where the vocabulary is only the largest that it may have: a starter that is not made yet."""
 
@@ -41,22 +34,9 @@ def shape_of(config: Config, cache: Path) -> ModelShape | None:
         known, settings = False, starter.shape(variant, variant.vocabulary or starter.BYTE_TOKENS)
     if settings is None:
         return None
-    model = _without_weights(config, settings)
-    text = settings.get_text_config()
-    heads = text.num_attention_heads
-    parameters = list(model.parameters())
-    return ModelShape(
-        parameters=sum(p.numel() for p in parameters),
-        trained=sum(p.numel() for p in parameters if p.requires_grad),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        inner=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        heads=heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        vocabulary=text.vocab_size,
-        known=known,
-    )
+    parameters = list(_without_weights(config, settings).parameters())
+    trained = (p.numel() for p in parameters if p.requires_grad)
+    return ModelShape(sum(p.numel() for p in parameters), sum(trained), known)
 
 
 def _without_weights(config: Config, settings: Any) -> Any:

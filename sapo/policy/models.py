@@ -410,10 +410,7 @@ def with_adapter(model: Any, config: Config) -> Any:
             adapted = get_peft_model(model, settings)
         except ValueError as error:
             raise UserError(
-                "lora.target_modules",
-                config.lora.target_modules,
-                said(error),
-                "name its linear layers",
+                "lora.target_modules", config.lora.target_modules, said(error), "name its linear layers"
             ) from None
     _refuse_half_tied(adapted, config.lora.target_modules)
     return adapted

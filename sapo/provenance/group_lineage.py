@@ -213,9 +213,7 @@ def _learned(training: Sequence[Row], rollbacks: Rollbacks) -> list[Document]:
 
 def _part(row: Row) -> Document:
     admitted = row["source"] == "local" or LearnConfig.model_validate_json(row["learn"]).admits(
-        row["advantage"],
-        row["round"] - row["producer_version"],
-        told=row["behaviour_logprobs"] is not None,
+        row["advantage"], row["round"] - row["producer_version"], told=row["behaviour_logprobs"] is not None
     )
     trained = row["advantage"] != 0 and admitted
     return _picked(row, PART) | {"tokens": sum(row["loss_mask"]), "trained": trained}

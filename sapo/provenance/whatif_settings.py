@@ -20,13 +20,8 @@ from sapo.peers.blocks import meant
 SECTIONS: dict[str, type[Section]] = {"learn": LearnConfig, "guard": GuardConfig}
 IN_ADVANTAGES = ("advantage", "std_floor", "zero_tolerance", "truncated")
 """Settings of `learn` that took effect before a batch was recorded: its advantages are worked out again."""
-STARTED_FROM = frozenset({"model", "starter", "lora", "dtype", "threads"})
-IN_THE_BATCHES = frozenset(
-    {"swarm", "tasks", "rules", "batch", "share", "generate", "pool", "bus", "workers"}
-)
 NO_LIMIT = 1e9
 """For a threshold in nats that nothing passes."""
-ANOTHER_SWARM = "change learn.* or guard.*, or begin another swarm with this setting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,20 +170,16 @@ def _path(key: str, text: str, config: Config, node: str) -> list[str]:
         if path[1] != node.removeprefix(config.swarm.site):
             raise UserError(key, text, f"is of another node than {node}", f"leave out node.{path[1]}.")
         path = path[2:]
-    section = path[0]
-    if section in STARTED_FROM:
-        raise UserError(key, text, "belongs to the weights that the rounds begin with", ANOTHER_SWARM)
-    if section in IN_THE_BATCHES:
-        raise UserError(key, text, "decided what is in the batches, and these are recorded", ANOTHER_SWARM)
     if path in (["guard", "action"], ["guard", "falling_probes"]):
         why = "a what-if neither probes, pauses nor rolls back: an alarm leaves the step out"
         raise UserError(key, text, why, "set the threshold instead, like guard.min_entropy=0.1")
-    if section in SECTIONS and len(path) == 2:
+    if path[0] in SECTIONS and len(path) == 2:
         return path
-    if section in SECTIONS:
-        raise UserError(key, text, "is no single setting", f"name one, like {section}.NAME=VALUE")
+    if path[0] in SECTIONS:
+        raise UserError(key, text, "is no single setting", f"name one, like {path[0]}.NAME=VALUE")
     parse(nested(path, literal(text)))  # an unknown key is said with its nearest known one
-    raise UserError(key, text, "shapes no update", "change learn.* or guard.*")
+    remedy = "change learn.* or guard.*, or begin another swarm with this setting"
+    raise UserError(key, text, "shapes no update", remedy)
 
 
 def _check_told(learn: LearnConfig, part: Recorded) -> None:

@@ -24,7 +24,6 @@ from sapo.core.answer_format import AnswerFormat
 from sapo.core.unicode import one_line
 from sapo.tasks import sandbox
 from sapo.tasks.sandbox import syscalls
-from sapo.tasks.scorer_audit import only_compares
 from sapo.tasks.verifier import LONGEST_REASON, is_score, score
 
 Finding = tuple[str, float | str]
@@ -64,57 +63,42 @@ class ScoringCase:
     findings: list[Finding] = field(default_factory=list)
     slow: bool = False
     seconds: float = 0.0
-    """Of processor time, the worker's for this case and the cells'."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether its scorer only compares texts and numbers: then it may share a cell with others."""
-        return only_compares(self.dataset.score_answer)
+    """Of processor time, the worker's for this case and its cells'."""
 
 
-def judge(cases: Sequence[ScoringCase], bounds: Bounds) -> None:
-    """Find every text's score, or why it has none. The cases share cells: give together only those that may.
+def judge(case: ScoringCase, bounds: Bounds) -> None:
+    """Find every text's score, or why it has none.
 
     A text that hangs is "timeout", or makes its case `slow` where a peer wrote it; one that exhausts memory
     is "memory"; one whose cell dies twice is "crash". What comes after it is looked at in another cell.
     """
     deaths = 0
-    while queue := _open(cases):
+    while not case.slow and len(case.findings) < len(case.texts):
         began = time.thread_time()
-        found, end, seconds = _one_cell(queue, bounds)
-        seconds += time.thread_time() - began
-        for (case, _), finding in zip(queue, found, strict=False):
-            case.findings.append(finding)
-        for case, _ in queue:
-            case.seconds += seconds / len(queue)
-        if len(found) == len(queue):
+        found, end, seconds = _one_cell(case, case.texts[len(case.findings) :], bounds)
+        case.seconds += seconds + time.thread_time() - began
+        case.findings += found
+        if len(case.findings) == len(case.texts):
             return
         deaths = (0 if found else deaths) + (end == "crash")
-        case = queue[len(found)][0]
         if end in ("timeout", "slow") and bounds.processor_s is not None:
             case.slow = True
         elif end != "crash" or deaths == TRIES:
             case.findings.append(("unscorable", end))
-        else:
-            continue
-        deaths = 0
+            deaths = 0
 
 
-def _open(cases: Sequence[ScoringCase]) -> list[tuple[ScoringCase, str]]:
-    return [(case, text) for case in cases if not case.slow for text in case.texts[len(case.findings) :]]
-
-
-def _one_cell(queue: Sequence[tuple[ScoringCase, str]], bounds: Bounds) -> tuple[list[Finding], str, float]:
+def _one_cell(case: ScoringCase, texts: Sequence[str], bounds: Bounds) -> tuple[list[Finding], str, float]:
     """What a fresh cell found until it ended, how that came about, and its seconds of processor time."""
     reading, writing = os.pipe()
     worker = os.getpid()
     child = os.fork()
     if child == 0:
-        _inside(queue, writing, bounds, worker)
+        _inside(case, texts, writing, bounds, worker)
     os.close(writing)
     found: list[Finding] = []
     try:
-        end = _listen(reading, len(queue), found, bounds.clock_s)
+        end = _listen(reading, len(texts), found, bounds.clock_s)
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
@@ -163,13 +147,13 @@ def _read(line: bytes) -> Finding | None:
     return ("score", value) if is_score(value) else None
 
 
-def _inside(queue: Sequence[tuple[ScoringCase, str]], writing: int, bounds: Bounds, worker: int) -> None:
+def _inside(case: ScoringCase, texts: Sequence[str], writing: int, bounds: Bounds, worker: int) -> None:
     """Look at the texts, in the child; does not return."""
     try:
-        _shut_off(writing, worker, bounds, len(queue))
+        _shut_off(writing, worker, bounds, len(texts))
         random.seed(0)  # Python seeds it anew in every child
         decimal.setcontext(decimal.Context())  # the worker's last generator may have set another precision
-        for case, text in queue:
+        for text in texts:
             if bounds.processor_s is not None:
                 signal.setitimer(signal.ITIMER_PROF, bounds.processor_s)
             value = score(case.dataset, case.entry, text, bounds.answer)

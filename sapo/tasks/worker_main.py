@@ -19,7 +19,7 @@ from sapo.core.answer_format import AnswerFormat
 from sapo.core.errors import described
 from sapo.tasks import sandbox
 from sapo.tasks.verifier import score
-from sapo.tasks.worker_messages import Item, Lot, Next, Op, Parameter, Refusal, Reply, Scores
+from sapo.tasks.worker_messages import Item, Lot, Op, Parameter, Refusal, Reply, Scores
 
 EXIT_MEMORY = 3
 WARM_UPS = 4
@@ -62,7 +62,7 @@ def _serve(server: "Server", requests: TextIO, replies: int, watch: "Watch") -> 
             watch.allow(server.limit_s)
             for reply in server.handle(lot):
                 if reply.kind == "at":
-                    watch.allow(reply.value.seconds)
+                    watch.allow(reply.value)
                 _send(replies, reply)
         except MemoryError as error:
             # A traceback keeps the frames alive, and with them what filled the memory.
@@ -136,10 +136,9 @@ class Server:
             yield self._single(lot.op, item)._replace(item=n)
 
     def _groups(self, items: Sequence[Item], bounds: Any) -> Iterator[Reply]:
-        """Groups get a cell each; those whose scorer is a plain comparison share one, at the end."""
-        shared: list[tuple[int, Any]] = []
+        """Each group gets a cell of its own."""
         for n, item in enumerate(items):
-            yield Reply("at", value=Next((n,), self.limit_s))
+            yield Reply("at", n, self.limit_s)
             began = time.thread_time()
             case = self._case(item)
             seconds = time.thread_time() - began
@@ -147,19 +146,8 @@ class Server:
                 yield Reply("refused", n, Refusal(case, seconds))
                 continue
             case.seconds = seconds
-            if case.plain:
-                shared.append((n, case))
-            else:
-                yield from self._judged([(n, case)], bounds)
-        if shared:
-            yield from self._judged(shared, bounds)
-
-    def _judged(self, cases: Sequence[tuple[int, Any]], bounds: Any) -> Iterator[Reply]:
-        texts = sum(len(case.texts) for _, case in cases)
-        limit_s = texts * self._cell.TRIES * bounds.clock_s + GRACE_S
-        yield Reply("at", value=Next(tuple(n for n, _ in cases), limit_s))
-        self._cell.judge([case for _, case in cases], bounds)
-        for n, case in cases:
+            yield Reply("at", n, len(case.texts) * self._cell.TRIES * bounds.clock_s + GRACE_S)
+            self._cell.judge(case, bounds)
             if case.slow:
                 yield Reply("refused", n, Refusal("slow", case.seconds))
             else:
@@ -175,7 +163,7 @@ class Server:
         if item.claimed is not None and entry["question"] != item.claimed:
             return "question_mismatch"
         case = self._cell.ScoringCase(dataset, entry, item.texts)
-        if not case.plain and isinstance(entry["answer"], str):
+        if isinstance(entry["answer"], str):
             self._warm_up(item.dataset, case)
         return case
 

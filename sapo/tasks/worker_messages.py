@@ -66,7 +66,7 @@ class Parameter(NamedTuple):
 class Reply(NamedTuple):
     """What a worker says.
 
-    `ready` gives its walls. `at` says which items come next, and how many seconds they may take. `memory` is
+    `ready` gives its walls. `at` says which item comes next, and how many seconds it may take. `memory` is
     its last word. Every other kind settles the item with number `item`: `value` is a text, or of the type
     that `VALUES` names for the kind.
     """
@@ -101,11 +101,4 @@ class Reply(NamedTuple):
         return cls(kind, item, value if made is None else made(*value))
 
 
-class Next(NamedTuple):
-    """The items that a worker is about to work on, and how many seconds they may take."""
-
-    items: tuple[int, ...]
-    seconds: float
-
-
-VALUES: dict[str, Any] = {"at": Next, "scores": Scores, "refused": Refusal, "parameter": Parameter}
+VALUES: dict[str, Any] = {"scores": Scores, "refused": Refusal, "parameter": Parameter}

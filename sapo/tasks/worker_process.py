@@ -89,8 +89,8 @@ class WorkerProcess:
             self.ready, self.stillborn, self.walls = True, 0, tuple(reply.value)
             self._next()
         elif reply.kind == "at":
-            self.hand = [self._sent[n] for n in reply.value.items]
-            self._clock(reply.value.seconds)
+            self.hand = [self._sent[reply.item]]
+            self._clock(reply.value)
         elif reply.kind == "memory":
             self.leaving = True
         else:

@@ -132,7 +132,7 @@ def test_what_cannot_be_regenerated_in_time_costs_its_author_alone(workers: Task
     assert scores(judged[3]) == [1.0]
 
 
-def test_outcomes_are_in_order_whatever_shares_a_cell() -> None:
+def test_outcomes_are_in_order_whatever_is_judged_beside_them() -> None:
     recipes = [Recipe.make(("gcd", "chain_sum", "guest")[n % 3], {}, 1_000 * n) for n in range(60)]
     with TaskWorkers(count=2) as pool:
         answers = pool.answers(recipes)

@@ -60,10 +60,8 @@ def test_a_nodes_own_form_is_its_own_and_that_of_another_is_refused() -> None:
 @pytest.mark.parametrize(
     ("flag", "why"),
     [
-        ("generate.temperature=0.5", "decided what is in the batches"),
-        ("batch.external=0", "decided what is in the batches"),
-        ('tasks=[{dataset="gcd"}]', "decided what is in the batches"),
-        ("model=starter:numbers", "the weights that the rounds begin with"),
+        ("generate.temperature=0.5", "shapes no update"),
+        ("model=starter:numbers", "shapes no update"),
         ("checkpoint.keep=3", "shapes no update; change learn"),
         ("guard.action=rollback", "neither probes, pauses nor rolls back"),
         ("guard.falling_probes=1", "neither probes, pauses nor rolls back"),

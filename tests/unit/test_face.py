@@ -1,18 +1,14 @@
 """What people see of a run: charts, summary, page, views, TOML."""
 
 import math
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from history_samples import INCARNATION, batch, deliver
-from hypothesis import given
-from hypothesis import strategies as st
 from makers import finish_round
 from mlflow import MlflowClient
 from mlflow.entities import Metric
-from searches import searching
 
 from sapo.cli.report.example_groups import ExampleGroup
 from sapo.cli.report.run_page import page
@@ -210,37 +206,9 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(home: Home) ->
     assert addresses == {"://www.w3.org/2000/svg"}
 
 
-def without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: without_none(item) for key, item in value.items() if item is not None}
-    return [without_none(item) for item in value] if isinstance(value, list) else value
-
-
 @pytest.mark.parametrize("preset", ["tiny", "paper"])
 def test_a_config_printed_as_toml_reads_back_as_the_same_config(preset: str, tmp_path: Path) -> None:
     config = sized(load(preset, None, ["node.1.model=starter:bytes", "node.1.batch.local=3"], env={}))
     file = tmp_path / "printed.toml"
     file.write_text(toml_dump.dumps(config.model_dump(mode="json")), encoding="utf-8")
     assert load(None, file, env={}) == config
-
-
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**62), 2**62)
-    | st.floats(allow_nan=False, allow_infinity=False)
-)
-values = st.recursive(
-    scalars | st.text(),
-    lambda inner: (
-        st.lists(inner.filter(lambda v: v is not None), max_size=3)
-        | st.dictionaries(st.text(), inner, max_size=3)
-    ),
-    max_leaves=12,
-)
-
-
-@searching(200)
-@given(st.dictionaries(st.text(), values, max_size=4))
-def test_toml_says_what_it_was_given(value: dict[str, Any]) -> None:
-    assert tomllib.loads(toml_dump.dumps(value)) == without_none(value)

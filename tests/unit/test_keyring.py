@@ -63,7 +63,7 @@ def test_a_deleted_home_has_lost_no_key(tmp_path: Path, home: Home, caplog: pyte
     assert fresh.identity.key != held.identity.key
     assert f"sapo keys restore {held.identity.key} --node n0" in caplog.text
     shutil.rmtree(again.root)
-    found = place(again, keyring.load_kept(held.identity.key[:10]), SWARM, "n0")
+    (found,) = place(again, [keyring.load_kept(held.identity.key[:10])], SWARM, "n0")
     assert take(again, SWARM, "n0", NOW).identity.key == held.identity.key
     assert found.card.incarnations == ("a" * 16,)
 
@@ -107,7 +107,7 @@ def test_another_key_is_never_overwritten(tmp_path: Path, home: Home) -> None:
     other = new_home(tmp_path, "other")
     there = take(other, SWARM, "n0", NOW).identity.key
     with pytest.raises(UserError, match="another key already"):
-        place(other, held, SWARM, "n0")
+        place(other, [held], SWARM, "n0")
     assert Identity.load(other.key("n0")).key == there
 
 
@@ -115,10 +115,10 @@ def test_a_key_whose_node_lives_is_not_placed_elsewhere(tmp_path: Path, home: Ho
     held = take(home, SWARM, "n0", NOW)
     other = Home(tmp_path / "other")
     with pytest.raises(UserError, match="its node lives in"):
-        place(other, held, SWARM, "n0")
+        place(other, [held], SWARM, "n0")
     assert not other.root.exists()
     mark_moved(home, "n0", "was packed")
-    place(other, held, SWARM, "n0")
+    place(other, [held], SWARM, "n0")
 
 
 def test_a_copy_of_a_home_does_not_start_beside_the_node_it_was_copied_from(
@@ -146,10 +146,10 @@ def test_a_backup_brings_every_key_back(tmp_path: Path, home: Home, passphrase: 
     found = key_backup.read(file)
     again = Home(tmp_path / "again")
     opened = key_backup.opened(found.of(None, file), file, passphrase)
-    restored = key_backup.restore(again, SWARM, opened, None)
+    restored = place(again, opened, SWARM, None)
     assert [one.identity.key for one in restored] == [one.identity.key for one in held]
     assert take(again, SWARM, "n1", NOW).card.incarnations == ("b" * 16,)
-    assert len(keyring.kept()) == 2
+    assert len(list(data_folder().glob("*.pem"))) == 2
 
 
 @pytest.mark.parametrize("passphrase", ["tr0ub4dor", "", None])

@@ -29,7 +29,7 @@ def test_half_is_the_first_round_with_half_of_the_answers_of_the_rounds_counted_
     store = Store(str(tmp_path / "history"))
     books = Books(*(answered(round, found) for round, found in enumerate(FOUND)))
     sink(store).deliver([Owed(round) for round in range(len(FOUND))], books)
-    (node,) = trait_spread(store, "tiny", "marked", "mark").nodes
+    (node,) = trait_spread(store, "tiny", "marked", "mark")["nodes"]
     assert WINDOW == 5
-    assert node.shares == [(round, found / 4) for round, found in enumerate(FOUND)]
-    assert (node.half, node.half_at) == (6, result(6).finished_at)
+    assert node["shares"] == [(round, found / 4) for round, found in enumerate(FOUND)]
+    assert (node["half"], node["half_at"]) == (6, result(6).finished_at)

@@ -24,16 +24,7 @@ from sapo.policy.models import load_policy
 PROBED = Probed(
     *(10.0, 0.0, 0.0), *(1_000_000, 0, 0, 0), whole=True, checkpoint=0, history=0.0, series=0, question_s=0.2
 )
-SHAPE = ModelShape(
-    *(1_000_000, 1_000_000),
-    layers=4,
-    hidden=128,
-    inner=512,
-    heads=4,
-    kv_heads=2,
-    head_dim=32,
-    vocabulary=1000,
-)
+SHAPE = ModelShape(parameters=1_000_000, trained=1_000_000)
 
 
 def tiny(*sets: str) -> Config:
@@ -57,7 +48,8 @@ def test_the_shape_has_the_model_s_very_parameters(sets: tuple[str, ...]) -> Non
 
 def test_a_starter_that_is_not_made_has_a_shape_that_says_so(tmp_path: Path) -> None:
     found = shape(tiny("model=starter:bytes"), tmp_path)
-    assert (found.known, found.layers, found.vocabulary) == (False, 3, 260)
+    assert not found.known
+    assert 0 < found.trained == found.parameters
 
 
 @pytest.mark.parametrize(("share", "said"), [(2.0, 0), (0.9, 1), (0.5, None)])

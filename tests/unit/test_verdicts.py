@@ -33,10 +33,11 @@ def test_what_was_told_is_not_owed_any_more_and_what_comes_later_is(tmp_path: Pa
     table = Verdicts(tmp_path / "judge.sqlite")
     for judging in range(3):
         table.add(verdict(judging))
-    due = table.untold("n0", "a" * 16)
+    due = table.standings("n0", "a" * 16, untold=True)
     table.add(verdict(3))
     table.acknowledge(due)
-    assert [(one.verdict.judging, one.cumulative) for one in table.untold("n0", "a" * 16)] == [(3, 4.0)]
+    due = table.standings("n0", "a" * 16, untold=True)
+    assert [(one.verdict.judging, one.cumulative) for one in due] == [(3, 4.0)]
 
 
 def test_a_node_that_began_anew_begins_anew_with_the_judge(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from sapo.bus.base import Limits, Poll, Positions, Reading
 from sapo.bus.kafka.connection import Broken, Throttled, error_name
-from sapo.bus.kafka.metadata import PROBE_S, Layout, Link, NoTopic, Place, stale
+from sapo.bus.kafka.metadata import PROBE_S, STALE, Layout, Link, NoTopic, Place
 from sapo.bus.kafka.producer import NotSent, Sender, TooLarge
 from sapo.bus.kafka.record_batch import Found, read
 from sapo.core.config.schema import KafkaBus as Section
@@ -314,7 +314,7 @@ class KafkaBus:
             for part in topic.partitions:
                 if part.error_code == 0:
                     found[part.partition_index] = bytes(part.records or b"")
-                elif stale(part.error_code) or part.error_code == OUT_OF_RANGE:
+                elif part.error_code in STALE or part.error_code == OUT_OF_RANGE:
                     self._reader.doubt()
                 else:
                     cause = f"partition {part.partition_index}: {error_name(part.error_code)}"

@@ -45,13 +45,7 @@ class BusFacts:
     """None where this client may not ask for it."""
 
 
-def check(
-    section: Section,
-    topic: str,
-    *,
-    max_payload_bytes: int,
-    write: bool = True,
-) -> BusFacts:
+def check(section: Section, topic: str, *, max_payload_bytes: int, write: bool = True) -> BusFacts:
     """Connect with the config's settings and check that the bus is usable.
 
     One server that works is enough; otherwise the first one's fault is reported. Raises `UserError` whose

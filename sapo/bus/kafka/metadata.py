@@ -3,8 +3,8 @@
 import base64
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kafka.protocol.metadata import MetadataRequest
@@ -229,27 +229,14 @@ def newer(old: Layout | None, new: Layout) -> Layout:
     """
     if old is None or old.topic_id != new.topic_id:
         return new
-    told = {number: latest([old.places.get(number), place]) for number, place in new.places.items()}
-    places = old.places | told
-    return Layout(new.topic_id, new.cluster_id, new.brokers, places, new.operations)
-
-
-def latest(places: Sequence[Place | None]) -> Place:
-    """Of what was said of one partition, the word with the latest term; the last of those."""
-    best: Place | None = None
-    for place in places:
-        if place is not None and (best is None or place.epoch >= best.epoch):
-            best = place
-    assert best is not None
-    return best
-
-
-def stale(code: int) -> bool:
-    """Whether an error code means that the layout is out of date or not settled: asking again may help."""
-    return code in STALE
+    places = dict(old.places)
+    for number, place in new.places.items():
+        if number not in places or place.epoch >= places[number].epoch:
+            places[number] = place
+    return replace(new, places=places)
 
 
 STALE = {3, 5, 6, 9, 13, 56, 74, 75, 78, 100, 103}
-"""UnknownTopicOrPartition, LeaderNotAvailable, NotLeader, ReplicaNotAvailable, NetworkException,
-KafkaStorage, FencedLeaderEpoch, UnknownLeaderEpoch, OffsetNotAvailable, UnknownTopicId and
-InconsistentTopicId."""
+"""Errors of a layout that is out of date or not settled, so that asking again may help:
+UnknownTopicOrPartition, LeaderNotAvailable, NotLeader, ReplicaNotAvailable, NetworkException, KafkaStorage,
+FencedLeaderEpoch, UnknownLeaderEpoch, OffsetNotAvailable, UnknownTopicId and InconsistentTopicId."""

@@ -14,7 +14,7 @@ from kafka.protocol.producer import ProduceRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from sapo.bus.kafka.connection import Broken, Connection, Throttled, error_name
-from sapo.bus.kafka.metadata import Layout, Link, NoTopic, Place, stale
+from sapo.bus.kafka.metadata import STALE, Layout, Link, NoTopic, Place
 from sapo.core.types import SignedGroup
 
 BATCH_BYTES = 128 * 1024
@@ -152,7 +152,7 @@ class Sender:
             queues[number].popleft()
             queues[number].extendleft([one] for one in reversed(batch))
             return "a batch was too large for the topic"
-        if stale(code) or code in TRY_AGAIN:
+        if code in STALE or code in TRY_AGAIN:
             self._link.doubt()
             return f"partition {number}: {error_name(code)}"
         raise NotSent(f"partition {number}: {part.error_message or error_name(code)}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, program, typed
+from sapo.core.errors import UserError
 from sapo.core.unicode import printable
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ def rollouts(
     ] = None,
     text: Annotated[str | None, typer.Option(help="Occurs in question or answer, whatever its case.")] = None,
     limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="At most so many rows, newest first: 20, or all with --parquet."),
+        int | None, typer.Option(min=1, help="At most so many rows, newest first: 20, or all with --parquet.")
     ] = None,
     completions: Annotated[bool, typer.Option("--completions", help="A row per completion.")] = False,
     as_json: JsonOption = False,
@@ -51,7 +51,6 @@ def rollouts(
     row per completion that matches. Scores are those that learners gave when they trained on a completion;
     an unused one has none.
     """
-    from sapo.core.errors import UserError
     from sapo.store.history.names import names
     from sapo.store.history.tables import Store
 
@@ -103,7 +102,6 @@ def narrow(source: str | None) -> Literal["local", "external"] | None:
 
 def parse_rounds(text: str | None) -> tuple[int, int] | None:
     """`17` or `10..20`, both ends included. Raises `UserError` on anything else."""
-    from sapo.core.errors import UserError
 
     if text is None:
         return None
@@ -118,7 +116,6 @@ def parse_rounds(text: str | None) -> tuple[int, int] | None:
 
 def score_range(low: float | None, high: float | None) -> tuple[float, float] | None:
     """Both ends included; None when neither is given, so that unscored completions show too."""
-    from sapo.core.errors import UserError
 
     if low is None and high is None:
         return None
@@ -137,7 +134,6 @@ def write_parquet(table: "pa.Table", path: Path) -> None:
     import pyarrow.parquet as pq
 
     from sapo.core.atomic_file import whole_file
-    from sapo.core.errors import UserError
 
     try:
         with whole_file(path, synced=False) as new:
@@ -218,7 +214,7 @@ def report(home: HomeOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(figures.written())
     else:
-        from sapo.cli.report.live_view import print_summary
+        from sapo.cli.report.run_tables import print_summary
 
         print_summary(figures, found, program())
 

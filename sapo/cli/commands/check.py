@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, json_text, print_json
+from sapo.core.errors import UserError
 
 if TYPE_CHECKING:
     from sapo.core.answer_format import AnswerFormat
@@ -50,7 +51,6 @@ def verify(
     formed. The text is never evaluated as code.
     """
     from sapo.core.answer_format import AnswerFormat
-    from sapo.core.errors import UserError
 
     form = next((one for one in get_args(AnswerFormat) if one == answer), None)
     if form is None:
@@ -67,12 +67,7 @@ def verify(
             raise UserError(missing[0], None, "is missing", "see `sapo verify --help`")
         text = sys.stdin.read() if text == "-" else text
         items = [(make_recipe("", dataset, config, seed, index), text)]
-    for line in score(
-        items,
-        form,
-        where=(lambda i: f"--jsonl line {i + 1}: ") if jsonl else None,
-        show=show,
-    ):
+    for line in score(items, form, where=(lambda i: f"--jsonl line {i + 1}: ") if jsonl else None, show=show):
         print(line)
 
 
@@ -87,7 +82,6 @@ def score(
     `where(i)` prefixes the field at fault of pair i. `show` adds the question and the stored answer.
     """
     from sapo.core.config.load import Task
-    from sapo.core.errors import UserError
     from sapo.tasks.pins import usable
     from sapo.tasks.workers import TaskWorkers
 
@@ -121,7 +115,6 @@ def score(
 
 def read_lines(source: str) -> "Iterator[tuple[Recipe, str]]":
     """The (recipe, text) pairs of a JSON-lines file; `UserError` names the first line that is wrong."""
-    from sapo.core.errors import UserError
 
     try:
         raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
@@ -155,7 +148,6 @@ def make_recipe(prefix: str, dataset: Any, config: Any, seed: Any, index: Any) -
     """A recipe from untrusted parts (`config` as JSON text or object). Raises `UserError`."""
     from pydantic import ValidationError
 
-    from sapo.core.errors import UserError
     from sapo.core.types import Recipe
 
     try:
@@ -183,7 +175,6 @@ def doctor(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """
     from rich.console import Console
 
-    from sapo.core.errors import UserError
     from sapo.ops.doctor import examine, render
 
     try:

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
 
 def deploy(
-    preset: PresetOption = None,
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    home: HomeOption = None,
+    preset: PresetOption = None, config: ConfigOption = None, sets: SetOption = None, home: HomeOption = None
 ) -> None:
     """Register a site with the Prefect server at PREFECT_API_URL, to run for weeks.
 

@@ -19,6 +19,7 @@ from sapo.cli.commands.options import (
     print_json,
     warn,
 )
+from sapo.core.errors import UserError
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
@@ -54,7 +55,6 @@ def show(
     found, settings = _locate(preset, config, [*(sets or []), *OPEN], nodes, home)
     rows = []
     for name in found.here(settings):
-        found.make_node(name)
         held = _held(found, settings, name)
         copy = keyring.data_folder() / f"{held.identity.key}.pem"
         rows.append(
@@ -86,7 +86,6 @@ def backup(
 
     A passphrase may also be in SAPO_KEYS_PASSPHRASE. Without one, whoever reads the file is these nodes.
     """
-    from sapo.core.errors import UserError
     from sapo.peers import key_backup as backups
 
     found = find_home(home)
@@ -95,7 +94,7 @@ def backup(
     held = [_held(found, settings, name) for name in names if found.key(name).exists()]
     if not held:
         raise UserError("--home", str(found.root), "holds no key to back up", "name another home or node")
-    secret = backups.passphrase_given() or (_ask(confirm=True) if passphrase else None)
+    secret = os.environ.get(backups.PASSPHRASE) or (_ask(confirm=True) if passphrase else None)
     backups.write(held, file, secret)
     for one in held:
         print(f"{one.card.node}: {one.identity.key}")
@@ -119,7 +118,6 @@ def restore(
 
     A key that is there already is never overwritten, and none is taken from a node that lives elsewhere.
     """
-    from sapo.core.errors import UserError
     from sapo.peers import key_backup as backups
     from sapo.peers import keyring
 
@@ -135,12 +133,12 @@ def restore(
         for key in wanted:
             _pick(settings, found, key.card.node)
         encrypted = any("ENCRYPTED" in key.pem for key in wanted)
-        secret = (backups.passphrase_given() or _ask(confirm=False)) if encrypted else None
+        secret = (os.environ.get(backups.PASSPHRASE) or _ask(confirm=False)) if encrypted else None
         held = backups.opened(wanted, file, secret)
     else:
         node = _pick(settings, found, node)
         held = [keyring.load_kept(source)]
-    for one in backups.restore(found, settings.swarm.name, held, node):
+    for one in keyring.place(found, held, settings.swarm.name, node):
         print(f"{one.card.node}: {one.identity.key}")
 
 
@@ -158,7 +156,6 @@ def invite(
 
     It is good from now on, at every site, as long as the member stays one.
     """
-    from sapo.core.errors import UserError
     from sapo.core.types import is_sound_key
     from sapo.peers import membership
 
@@ -201,7 +198,6 @@ def accept(
     manifest = found.load_manifest() if found.manifest.exists() else Manifest.of(settings)
     read, now = membership.Token.read(token), time.time()
     name = _pick(settings, found, node)
-    found.make_node(name)
     held = _held(found, settings, name)
     read.refuse_unfit(manifest, held.identity.key, now)
     card = held.card.model_copy(update={"invitation": read.invitation})
@@ -237,8 +233,6 @@ def _pick(config: "Config", home: "Home", name: str | None) -> str:
 
 
 def _ask(*, confirm: bool) -> str:
-    from sapo.core.errors import UserError
-
     if not sys.stdin.isatty():
         remedy = "put it into SAPO_KEYS_PASSPHRASE"
         raise UserError("passphrase", None, "is needed, and nobody is there to be asked", remedy)

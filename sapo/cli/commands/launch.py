@@ -18,7 +18,7 @@ from sapo.core.config.advice import describe
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
-from sapo.core.errors import UserError
+from sapo.core.errors import Unavailable, UserError
 from sapo.core.exam_size import exam_size, foretold
 from sapo.core.unicode import printable
 from sapo.core.user_cache import default_cache
@@ -194,7 +194,6 @@ def draw_held_out(config: Config, home: Home, draft: Home, workers: "TaskWorkers
 
 def prepare_history(config: Config, home: Home, view: "View") -> None:
     """Make the tables before anybody writes; a store that is away is no reason not to begin."""
-    from sapo.core.errors import Unavailable
     from sapo.store.history import create_tables
 
     try:
@@ -318,11 +317,12 @@ def run(config: Config, home: Home) -> int:
     """Run a swarm to its end or its interruption, show it, sum it up; returns the exit code."""
     config = check_start(config, home, config.nodes)
 
-    from sapo.cli.report.live_view import RUN_HINT, open_view, print_summary
+    from sapo.cli.report.live_view import RUN_HINT, open_view
 
     console = Console()
     with open_view(config.swarm.name, console, hint=RUN_HINT) as view:
         from sapo.cli.report.run_page import write_report
+        from sapo.cli.report.run_tables import print_summary
         from sapo.ops.process_group import OWING
         from sapo.ops.supervisor import run_swarm
 

@@ -1,4 +1,4 @@
-"""`sapo lineage`: who taught a checkpoint, and where a group ended up."""
+"""`sapo lineage`, `sapo trait`: who taught a checkpoint, where a group ended up, how a trait spread."""
 
 import os
 import re
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, warn
+from sapo.core.errors import UserError
 from sapo.core.unicode import printable
 
 if TYPE_CHECKING:
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 
     from sapo.core.config.home import Home
     from sapo.core.config.load import Config
-    from sapo.core.errors import UserError
     from sapo.provenance.model_lineage import Document
     from sapo.store.history.tables import Store
 
 _GROUP = re.compile("[0-9a-f]{8,64}", re.IGNORECASE)
+TRAIT = ("node", "answers", "share at first", "at the end", "first own use", "first learned from", "half")
 
 
 def lineage(
@@ -47,8 +48,6 @@ def lineage(
     """
     from rich.console import Console
 
-    from sapo.core.errors import UserError
-
     if (what is None) != swarm:
         remedy = "name a version, a node or a group, or say --swarm"
         raise UserError("WHAT", what, "is one question, --swarm another", remedy)
@@ -71,7 +70,6 @@ def check_known(home: "Home", what: str) -> None:
 
     Where the history or MLflow is on a server, other sites' nodes may be in it: then it is asked later.
     """
-    from sapo.core.errors import UserError
 
     config = home.load_config()
     model = re.fullmatch(r"models:/(.+)\.([^./@]+)[@/].+", what)
@@ -89,7 +87,6 @@ def check_known(home: "Home", what: str) -> None:
 
 def not_known(config: "Config", what: str) -> "UserError":
     """What names neither a version nor a node nor a group."""
-    from sapo.core.errors import UserError
 
     names = ", ".join(config.nodes)
     remedy = f"name a version (models:/...), a node ({names}), or 8 digits of an id or more"
@@ -154,25 +151,15 @@ def show(document: "Document", page: "Path | None") -> None:
     def say(text: str, style: str = "") -> None:
         console.print(printable(text), style=style, markup=False, highlight=False)
 
-    if document["kind"] == "group":
-        say(f"group {document['group_id']}", "bold")
-        for line in (*lineage_page.asked(document), *lineage_page.life(document)):
-            say(line)
-        answers = lineage_page.answer_table(document)
-        show_table(console, answers.head, answers.rows)
-    elif document["kind"] == "swarm":
-        say(lineage_page.headline(document), "bold")
-        show_table(console, lineage_page.AUTHORS, lineage_page.author_rows(document))
-        say("trained tokens, by author and learner")
-        show_table(console, *lineage_page.taught_table(document))
-    else:
-        say(lineage_page.headline(document), "bold")
-        say(lineage_page.coverage(document))
-        say(lineage_page.amount(document))
-        show_table(console, lineage_page.PEERS, lineage_page.peer_rows(document))
-        show_table(console, lineage_page.TASKS, lineage_page.task_rows(document))
-        show_table(console, ("link", "the version", "the history", ""), lineage_page.link_rows(document))
-        show_table(console, ("digest", ""), lineage_page.digest_rows(document))
+    say(
+        f"group {document['group_id']}" if "group_id" in document else lineage_page.headline(document), "bold"
+    )
+    for line in lineage_page.lines(document):
+        say(line)
+    for title, table in lineage_page.tables(document).items():
+        if document["kind"] == "swarm":
+            say(title)
+        show_table(console, table.head, table.rows)
     for note in document["notes"]:
         say(f"note: {note}")
     for problem in document["problems"]:
@@ -197,3 +184,58 @@ def show_table(console: Any, head: Sequence[str], rows: Sequence[Sequence[str]])
     for row in rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))
     console.print(shown)
+
+
+def trait(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A trait of the config's track.traits.")],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how a trait of answers spread: its share at each node, and who taught it to whom.
+
+    For each node, from the history: the first own answer with the trait; the first one learned from with
+    positive advantage, and whose it was (`sapo lineage` of that group says more); the round from which half
+    of its answers have it. The run's report has the curves.
+    """
+    from rich.console import Console
+
+    from sapo.provenance.trait_spread import trait_spread
+    from sapo.store.history.tables import Store
+
+    found = find_home(home)
+    config = found.load_config()
+    pattern = config.track.traits.get(name)
+    if pattern is None:
+        there = ", ".join(config.track.traits) or "none"
+        remedy = f"name one of track.traits: {there}"
+        raise UserError("NAME", name, "the run's config has no such trait", remedy)
+    with Console(stderr=True).status("reading the history"):
+        store = Store(config.history.uri or str(found.history))
+        spread = trait_spread(store, config.swarm.name, name, pattern)
+    if as_json:
+        print_json(spread)
+    elif spread["nodes"]:
+        show_table(Console(), TRAIT, [trait_row(node) for node in spread["nodes"]])
+    else:
+        print("the history holds no answers yet")
+
+
+def trait_row(node: dict[str, Any]) -> tuple[str, ...]:
+    """Cells of the table, columns as `TRAIT`."""
+    from sapo.cli.report.html import percent
+    from sapo.provenance.trait_spread import WINDOW
+
+    first, lesson, half = node["first_use"], node["first_lesson"], node["half"]
+    taught = "never"
+    if lesson is not None:
+        author = "its own" if lesson["source"] == "local" else f"{lesson['producer']}'s"
+        taught = f"round {lesson['round']}, {author} {lesson['group_id'][:12]}"
+    ends = (node["shares"][:WINDOW], node["shares"][-WINDOW:])
+    return (
+        f"{node['node']} {node['key'][:8]}",
+        f"{node['answers']:,}",
+        *(percent(sum(share for _, share in end) / len(end)) if end else "–" for end in ends),
+        "never" if first is None else f"round {first['round']}",
+        taught,
+        "never" if half is None else f"round {half}",
+    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sapo.core.errors import UserError
 from sapo.core.unicode import printable
 
 if TYPE_CHECKING:
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
 SHIPPED_PRESETS = (
     "Settings that ship with sapo: tiny, starter, paper, qwen-0.5b, qwen-1.5b-lora or qwen-0.5b-2gpu."
 )
-PresetOption = Annotated[
-    str | None,
-    typer.Option("--preset", metavar="NAME", help=SHIPPED_PRESETS),
-]
+PresetOption = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=SHIPPED_PRESETS)]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -85,7 +83,6 @@ def find_home(home: Path | None) -> "Home":
     """
     from sapo.core.config.home import Home
     from sapo.core.config.load import DEFAULT_PRESET
-    from sapo.core.errors import UserError
 
     if home is not None or os.environ.get("SAPO_HOME"):
         found = Home.at(home, "")

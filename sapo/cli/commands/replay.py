@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, warn
+from sapo.core.errors import UserError
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
@@ -61,7 +62,6 @@ def replay(
     """
     from sapo.cli.commands import checks
     from sapo.core.atomic_file import refuse_filled
-    from sapo.core.errors import UserError
     from sapo.core.unicode import printable
     from sapo.provenance.whatif_settings import Changes
 
@@ -119,7 +119,6 @@ def without_effect(home: "Home", node: str, sets: Sequence[str]) -> list[str]:
     """What is changed to no effect; nothing where `retrain` is going to refuse it."""
     from sapo.core.config.load import load
     from sapo.core.effects import notes
-    from sapo.core.errors import UserError
 
     config = home.load_config()
     if node not in config.nodes:

@@ -17,6 +17,7 @@ from sapo.cli.commands.options import (
     program,
     warn,
 )
+from sapo.core.errors import Unavailable, UserError
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
@@ -104,8 +105,7 @@ def node(
 
 def member(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Such as gpt0; not needed where the site has one."),
+        str | None, typer.Argument(metavar="[NAME]", help="Such as gpt0; not needed where the site has one.")
     ] = None,
     config: ConfigOption = None,
     sets: SetOption = None,
@@ -122,7 +122,6 @@ def member(
     `sapo join` writes the config. The same command goes on where it was; no answer is asked for twice.
     """
     from sapo.cli.commands import launch
-    from sapo.core.errors import UserError
 
     found, settings = launch.locate_one(None, config, sets, rounds=rounds, home=home)
     if settings.member is None:
@@ -148,7 +147,6 @@ def _run_one(found: "Home", settings: "Config", name: str | None, dry_run: bool)
 
 def stop(home: HomeOption = None) -> None:
     """Stop a swarm after the rounds in hand, and wait until it has stopped."""
-    from sapo.core.errors import Unavailable
     from sapo.ops.supervisor import request_stop, who_runs
 
     found = find_home(home)
@@ -208,7 +206,8 @@ def evaluate(
 
     from rich.console import Console
 
-    from sapo.cli.report.live_view import SummaryTable, open_view, sentences
+    from sapo.cli.report.live_view import open_view
+    from sapo.cli.report.run_tables import SummaryTable, sentences
     from sapo.ops.summary import read_run, summarise
 
     with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
@@ -235,8 +234,6 @@ def evaluate(
 def _together(home: "Home", names: str | None, log: str | None, *, alone: bool, as_json: bool) -> None:
     from importlib.metadata import entry_points
 
-    from sapo.core.errors import UserError
-
     if names is None:
         raise UserError("--log", log, "is about an ensemble", "name its nodes with --ensemble")
     if alone:
@@ -250,7 +247,6 @@ def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
     from rich.console import Console
 
     from sapo.cli.report.live_view import open_view
-    from sapo.core.errors import Unavailable
     from sapo.core.unicode import printable
 
     config = home.load_config()

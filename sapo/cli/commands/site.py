@@ -18,6 +18,7 @@ from sapo.cli.commands.options import (
     typed,
     warn,
 )
+from sapo.core.errors import UserError
 
 if TYPE_CHECKING:
     from sapo.core.config.advice import Advice
@@ -189,7 +190,6 @@ def pack(
     """
     from sapo.cli.commands.checks import refuse_member
     from sapo.core.config.foreign import brought
-    from sapo.core.errors import UserError
     from sapo.ops.node_pack import pack_node
     from sapo.ops.supervisor import holder
 

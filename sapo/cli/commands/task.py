@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sapo.cli.commands.options import JsonOption, print_json
+from sapo.core.errors import UserError
 from sapo.core.unicode import printable
 
 if TYPE_CHECKING:
@@ -115,7 +116,6 @@ def show(
 def policy_under(file: Path | None, node: str | None) -> "LoadedPolicy":
     """The policy that a node of a config starts from. Raises `UserError`."""
     from sapo.core.config.load import DEFAULT_PRESET, load
-    from sapo.core.errors import UserError
     from sapo.core.user_cache import default_cache
     from sapo.policy.initial import load_initial
     from sapo.tasks.workers import open_workers
@@ -133,7 +133,6 @@ def policy_under(file: Path | None, node: str | None) -> "LoadedPolicy":
 def tasks_named(name: str, config: str) -> "Iterator[Task]":
     """The tasks that a name stands for, as they can be asked here. Raises `UserError`."""
     from sapo.core.config.load import Task
-    from sapo.core.errors import UserError
     from sapo.core.own_code import Missing
     from sapo.tasks.pins import as_asked, is_own
     from sapo.tasks.questions import sample_tasks
@@ -159,7 +158,6 @@ def tasks_named(name: str, config: str) -> "Iterator[Task]":
 
 def parameters(text: str) -> dict[str, Any]:
     """A task's parameters. Raises `UserError` for what is no JSON object."""
-    from sapo.core.errors import UserError
 
     try:
         found = json.loads(text)

@@ -32,9 +32,28 @@ def write_page(home: Home, name: str, document: Document) -> Path:
     """Write the page of a document to `<home>/lineage/<name>.html`, whole or not at all; returns its path."""
     home.lineage.mkdir(exist_ok=True)
     path = home.lineage / f"{name}.html"
-    pages = {"group": _group_page, "swarm": _swarm_page}
-    write_atomically(path, pages.get(document["kind"], _teachers_page)(document))
+    write_atomically(path, _page(document))
     return path
+
+
+def _page(document: Document) -> str:
+    kind, picture, labels = document["kind"], None, {}
+    if "when" in document:
+        labels = _labels(document)
+        note = "How much each peer taught when. Ticks at the top: grey where a round made no step, red where "
+        picture = figure(_strip(document, labels), note + "its step was rolled back.")
+    return render(
+        "lineage.html",
+        title=headline(document),
+        problems=document["problems"],
+        notes=document["notes"],
+        task=document.get("task"),
+        lines=life(document) if kind == "group" else lines(document),
+        picture=picture,
+        colours=list(dict.fromkeys(labels.values())),
+        tables=tables(document),
+        made_by=f"sapo lineage {'--swarm' if kind == 'swarm' else document['reference']}",
+    )
 
 
 def headline(document: Document) -> str:
@@ -48,6 +67,31 @@ def headline(document: Document) -> str:
         return f"{document['node']} after {document['rounds']['count']} rounds"
     aliases = "".join(f" @{alias}" for alias in version["aliases"])
     return f"{version['name']} version {version['number']}{aliases}"
+
+
+def lines(document: Document) -> list[str]:
+    """What there is to say of it in sentences."""
+    if document["kind"] == "group":
+        return [*asked(document), *life(document)]
+    return [] if document["kind"] == "swarm" else [coverage(document), amount(document)]
+
+
+def tables(document: Document) -> dict[str, Table]:
+    """Its tables by their titles."""
+    if document["kind"] == "group":
+        return {"Answers": answer_table(document)}
+    if document["kind"] == "swarm":
+        authors = Table(AUTHORS, author_rows(document))
+        return {
+            "What each author contributed": authors,
+            "Trained tokens by author and learner": taught_table(document),
+        }
+    return {
+        "Peers": Table(PEERS, peer_rows(document)),
+        "Tasks": Table(TASKS, task_rows(document)),
+        "Links": Table(("link", "the version", "the history", ""), link_rows(document)),
+        "Digests": Table(("digest", ""), digest_rows(document)),
+    }
 
 
 # -- a swarm ------------------------------------------------------------------------------------------------
@@ -68,7 +112,7 @@ def author_rows(document: Document) -> list[tuple[str, ...]]:
     ]
 
 
-def taught_table(document: Document) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def taught_table(document: Document) -> Table:
     """Trained tokens by author, a row each, and learner, a column each."""
     learners = sorted({one["learner"] for one in document["taught"]})
     tokens = {(one["key"], one["learner"]): one["tokens"] for one in document["taught"]}
@@ -76,16 +120,7 @@ def taught_table(document: Document) -> tuple[tuple[str, ...], list[tuple[str, .
         (one["author"], one["key"][:8], *(f"{tokens.get((one['key'], name), 0):,}" for name in learners))
         for one in document["authors"]
     ]
-    return ("author", "key", *learners), rows
-
-
-def _swarm_page(document: Document) -> str:
-    head, rows = taught_table(document)
-    tables = {
-        "What each author contributed": Table(AUTHORS, author_rows(document)),
-        "Trained tokens by author and learner": Table(head, rows),
-    }
-    return render("swarm.html", **_heading(document), tables=tables)
+    return Table(("author", "key", *learners), rows)
 
 
 # -- a version, or a node ---------------------------------------------------------------------------------
@@ -154,24 +189,6 @@ def digest_rows(document: Document) -> list[tuple[str, str]]:
     """The digests that name it, whole."""
     names = ("weights_sha256", "chain", "batch", "config")
     return [(name, document["digests"][name] or "–") for name in names]
-
-
-def _teachers_page(document: Document) -> str:
-    labels = _labels(document)
-    strip = "How much each peer taught when. Ticks at the top: grey where a round made no step, red where "
-    strip += "its step was rolled back."
-    return render(
-        "teachers.html",
-        **_heading(document),
-        amount=amount(document),
-        coverage=coverage(document),
-        picture=figure(_strip(document, labels), strip),
-        colours=list(dict.fromkeys(labels.values())),
-        peers=Table(PEERS, peer_rows(document)),
-        tasks=Table(TASKS, task_rows(document)),
-        links=Table(("", "the version", "the history", ""), link_rows(document)),
-        digests=Table(("", ""), digest_rows(document)),
-    )
 
 
 def _labels(document: Document) -> dict[tuple[str, str], tuple[str, str]]:
@@ -271,29 +288,6 @@ def answer_table(document: Document) -> Table:
 def _verdict(part: Document) -> str:
     score = part["outcome"] if part["score"] is None else f"{part['score']:g}"
     return f"{score} ({part['advantage']:+.3f}, {part['tokens']} tokens)"
-
-
-def _group_page(document: Document) -> str:
-    return render(
-        "group.html",
-        **_heading(document),
-        life=life(document),
-        task=document["task"],
-        answers=answer_table(document),
-        group_id=document["group_id"],
-    )
-
-
-# -- all ----------------------------------------------------------------------------------------------------
-
-
-def _heading(document: Document) -> dict[str, Any]:
-    return {
-        "title": headline(document),
-        "problems": document["problems"],
-        "notes": document["notes"],
-        "made_by": f"sapo lineage {'--swarm' if document['kind'] == 'swarm' else document['reference']}",
-    }
 
 
 def seconds(value: float) -> str:

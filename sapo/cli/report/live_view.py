@@ -4,26 +4,20 @@ Both are fed the same things: rows of nodes, the progress of a preparing or clos
 """
 
 import re
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.live import Live
 from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sapo.core.config.home import Home
-from sapo.core.figures import Ends, NodeFigures, RunFigures, mean
 from sapo.core.silence import told
-from sapo.ops import peaks
-from sapo.ops.summary import gain_sentence
 
 if TYPE_CHECKING:
     from sapo.ops.supervisor import NodeStatus
@@ -63,13 +57,11 @@ class View(Protocol):
         """The run was asked to stop: say so, and what a second Ctrl-C does."""
 
 
-def open_view(
-    title: str, console: Console, clock: Callable[[], float] = time.monotonic, *, hint: str = ""
-) -> View:
+def open_view(title: str, console: Console, *, hint: str = "") -> View:
     """A live view on a terminal, plain lines elsewhere; `hint` is the last line of the live view."""
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(title, console, clock, hint)
-    return PlainView(title, console, clock)
+        return LiveView(title, console, hint)
+    return PlainView(title, console)
 
 
 class Pace:
@@ -105,25 +97,25 @@ class Pace:
 
 
 class _Progress:
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock, self.start = clock, clock()
+    def __init__(self) -> None:
+        self.start = time.monotonic()
         self._label, self._pace = "", Pace()
 
     def left(self, label: str, done: int, total: int) -> float | None:
         if label != self._label:
             self._label, self._pace = label, Pace()
-        return self._pace.left(self.clock(), done, total)
+        return self._pace.left(time.monotonic(), done, total)
 
     @property
     def elapsed(self) -> float:
-        return self.clock() - self.start
+        return time.monotonic() - self.start
 
 
 class LiveView:
     """A table that is redrawn in place, with a bar below it. Its clock goes on while nothing is reported."""
 
-    def __init__(self, title: str, console: Console, clock: Callable[[], float], hint: str = "") -> None:
-        self._title, self._progress, self._hint = title, _Progress(clock), hint
+    def __init__(self, title: str, console: Console, hint: str) -> None:
+        self._title, self._progress, self._hint = title, _Progress(), hint
         self._rows: Sequence[NodeStatus] = ()
         self._step: tuple[str, int, int] | None = (FIRST, 0, 1)
         self._left: float | None = None
@@ -184,8 +176,8 @@ class LiveView:
 class PlainView:
     """Lines for logs and pipes; at most one every `PLAIN_SECONDS`, and one whenever a step begins or ends."""
 
-    def __init__(self, title: str, console: Console, clock: Callable[[], float]) -> None:
-        self._title, self._console, self._progress = title, console, _Progress(clock)
+    def __init__(self, title: str, console: Console) -> None:
+        self._title, self._console, self._progress = title, console, _Progress()
         self._said_at: float | None = None
         self._said = ("", False)
         self._alarms: list[tuple[str, ...]] = [("", "")]
@@ -223,10 +215,10 @@ class PlainView:
         self._say(STOPPING)
 
     def _due(self) -> bool:
-        return self._said_at is None or self._progress.clock() - self._said_at >= PLAIN_SECONDS
+        return self._said_at is None or time.monotonic() - self._said_at >= PLAIN_SECONDS
 
     def _say(self, text: str) -> None:
-        self._said_at = self._progress.clock()
+        self._said_at = time.monotonic()
         stamp = duration(self._progress.elapsed)
         self._console.print(f"{stamp}  {self._title}  {text}", markup=False, highlight=False, soft_wrap=True)
 
@@ -281,43 +273,28 @@ def amount(done: int, total: int, left: float | None) -> str:
     return f"{done:,} of {total:,}{tail}"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A figure shown of every node; columns of a higher `rank` are left out first where room is short."""
-
-    heading: str
-    show: Callable[[Metrics], str]
-    rank: int
-
-    @property
-    def name(self) -> str:
-        """The heading in one line."""
-        return self.heading.replace("\n", " ")
-
-
-COLUMNS = (
-    Column("reward\nlocal", lambda m: number(m.get("reward/local"), ".3f"), 1),
-    Column("train\nset", lambda m: number(m.get("reward/training_set"), ".3f"), 7),
-    Column("held-\nout", lambda m: number(m.get("eval/pass_at_1"), ".3f"), 2),
-    Column("pool", lambda m: number(m.get("pool/size"), ".0f"), 3),
-    Column("foreign\nshare", lambda m: number(m.get("share/external"), ".0%"), 5),
-    Column("stale-\nness", lambda m: seconds(m.get("staleness/mean_s", m.get("pool/age_mean"))), 6),
-    Column("tokens\n/s", lambda m: number(m.get("tokens/per_second"), ",.0f"), 4),
+Show = Callable[[Metrics], str]
+COLUMNS: tuple[tuple[str, int, Show], ...] = (
+    ("reward\nlocal", 1, lambda m: number(m.get("reward/local"), ".3f")),
+    ("train\nset", 7, lambda m: number(m.get("reward/training_set"), ".3f")),
+    ("held-\nout", 2, lambda m: number(m.get("eval/pass_at_1"), ".3f")),
+    ("pool", 3, lambda m: number(m.get("pool/size"), ".0f")),
+    ("foreign\nshare", 5, lambda m: number(m.get("share/external"), ".0%")),
+    ("stale-\nness", 6, lambda m: seconds(m.get("staleness/mean_s", m.get("pool/age_mean")))),
+    ("tokens\n/s", 4, lambda m: number(m.get("tokens/per_second"), ",.0f")),
 )
+"""Heading, rank and figure of each column that all nodes have."""
 TRAIT = re.compile(r"trait/([^/]+)")
-METHODS = (
-    ("adaptive/weight", "foreign\nweight"),
-    ("gossip/partners", "steps\npaired"),
-)
+METHODS = (("adaptive/weight", "foreign\nweight"), ("gossip/partners", "steps\npaired"))
 """Series of samplers and of gossip that have a column where a node has them."""
 
 
-def further_columns(rows: "Sequence[NodeStatus]") -> list[Column]:
+def further_columns(rows: "Sequence[NodeStatus]") -> list[tuple[str, int, Show]]:
     """A column for each trait that the nodes measure, and for each of `METHODS` that they use."""
     series = [name for row in rows for name in row.shown]
     names = dict.fromkeys(found[1] for name in series if (found := TRAIT.fullmatch(name)))
-    columns = [Column(name, partial(_share, f"trait/{name}"), 3) for name in names]
-    return columns + [Column(head, partial(_share, name), 5) for name, head in METHODS if name in series]
+    columns: list[tuple[str, int, Show]] = [(name, 3, partial(_share, f"trait/{name}")) for name in names]
+    return columns + [(head, 5, partial(_share, name)) for name, head in METHODS if name in series]
 
 
 def _share(series: str, metrics: Metrics) -> str:
@@ -332,19 +309,29 @@ LEGEND_HEIGHT = 12
 """Lines that a terminal must have beside those of the nodes, for the legend to be shown."""
 
 
-def fitted(
-    ranks: Sequence[int],
-    table: Callable[[Sequence[int]], Table],
-    console: Console,
-    options: ConsoleOptions,
-) -> Table:
-    """The table of as many columns as there is room for: those of the highest rank are left out first."""
-    kept, wide = list(range(len(ranks))), options.update(max_width=10_000)
-    found = table(kept)
-    while kept and Measurement.get(console, wide, found).maximum > options.max_width:
-        kept.remove(max(kept, key=lambda at: ranks[at]))
-        found = table(kept)
-    return found
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table; where room is short those of the highest rank are left out, never those of 0."""
+
+    heading: str
+    rank: int
+    cells: Sequence[str | Text]
+    justify: JustifyMethod = "right"
+
+
+def fitted(columns: Sequence[Column], console: Console, options: ConsoleOptions) -> Table:
+    """The table of as many columns as there is room for."""
+    kept, wide = list(columns), options.update(max_width=10_000)
+    while True:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in kept:
+            table.add_column(column.heading, justify=column.justify)
+        for cells in zip(*(column.cells for column in kept), strict=True):
+            table.add_row(*cells)
+        last = max(kept, key=lambda column: column.rank)
+        if last.rank == 0 or Measurement.get(console, wide, table).maximum <= options.max_width:
+            return table
+        kept.remove(last)
 
 
 class NodeTable:
@@ -354,14 +341,25 @@ class NodeTable:
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = [*COLUMNS[:3], *further_columns(self._rows), *COLUMNS[3:]]
-        ranks = [column.rank for column in columns]
-        table = partial(node_table, self._rows)
-        yield fitted(ranks, lambda kept: table([columns[i] for i in kept]), console, options)
-        for line in alarms(self._rows):
+        rows, styles = self._rows, {"failed": "red", "paused": "yellow", "owing": "yellow"}
+        states = [
+            Text("" if row.state == "running" else row.state, style=styles.get(row.state, "dim"))
+            for row in rows
+        ]
+        columns = [
+            Column("node", 0, [row.name for row in rows], "left"),
+            Column("round", 0, [Text(f"{row.rounds}/{row.rounds_total}", no_wrap=True) for row in rows]),
+            *(
+                Column(heading, rank, [show(row.shown) for row in rows])
+                for heading, rank, show in (*COLUMNS[:3], *further_columns(rows), *COLUMNS[3:])
+            ),
+            Column("", 0, states, "left"),
+        ]
+        yield fitted(columns, console, options)
+        for line in alarms(rows):
             yield Text(line, style="yellow")
-        if not console.is_terminal or console.height >= len(self._rows) + LEGEND_HEIGHT:
-            yield Text(". ".join(filter(None, [means_of(self._rows), LEGEND])), style="dim")
+        if not console.is_terminal or console.height >= len(rows) + LEGEND_HEIGHT:
+            yield Text(". ".join(filter(None, [means_of(rows), LEGEND])), style="dim")
 
 
 def alarms(rows: "Sequence[NodeStatus]") -> list[str]:
@@ -378,22 +376,6 @@ def means_of(rows: "Sequence[NodeStatus]") -> str:
     return f"Means of the last {window} rounds; held-out and pool: newest" if window > 1 else ""
 
 
-def node_table(rows: "Sequence[NodeStatus]", columns: Sequence[Column]) -> Table:
-    """A row per node."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("node")
-    table.add_column("round", justify="right", no_wrap=True)
-    for column in columns:
-        table.add_column(column.heading, justify="right")
-    table.add_column("")
-    for row in rows:
-        style = {"failed": "red", "paused": "yellow", "owing": "yellow"}.get(row.state, "dim")
-        cells = [column.show(row.shown) for column in columns]
-        state = Text("" if row.state == "running" else row.state, style=style)
-        table.add_row(row.name, f"{row.rounds}/{row.rounds_total}", *cells, state)
-    return table
-
-
 def plain_line(rows: "Sequence[NodeStatus]", left: float | None) -> str:
     """All nodes in one line: rounds, rewards, pool, foreign share, age, pace."""
     done, total = overall(rows)
@@ -404,7 +386,8 @@ def plain_line(rows: "Sequence[NodeStatus]", left: float | None) -> str:
     for row in rows:
         m = row.shown
         state = "" if row.state == "running" else f" {row.state}"
-        further = "".join(f" {column.name} {column.show(m)}" for column in further_columns([row]))
+        columns = further_columns([row])
+        further = "".join(" ".join(["", *heading.split(), show(m)]) for heading, _, show in columns)
         parts.append(
             f"{row.name} {row.rounds}/{row.rounds_total} local {number(m.get('reward/local'), '.2f')} "
             f"held-out {number(m.get('eval/pass_at_1'), '.2f')} "
@@ -436,119 +419,3 @@ def duration(value: float) -> str:
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def print_summary(figures: RunFigures, home: Home, program: str, console: Console | None = None) -> None:
-    """The end of a run on one screen: figures, what was learned, where everything lies, what to type."""
-    console = console or Console()
-    console.print(SummaryTable(figures))
-    console.print()
-    for text in sentences(figures):
-        console.print(Text(text, style="bold"))
-    for note in figures.notes:
-        console.print(Text(note, style="yellow"))
-    root = shlex.quote(home.shown)
-    console.print()
-    for what, place in (
-        ("page", home.report),
-        ("figures", home.summary),
-        ("history", home.history),
-        ("models and metrics", home.mlflow_db),
-    ):
-        console.print(f"  {what:<20}{shortest(place)}", highlight=False, soft_wrap=True)
-    first = next(iter(figures.nodes), "n0")
-    console.print("\nWorth typing next:")
-    commands = [
-        (f"ui --home {root}", "its curves in MLflow, its flow runs in Prefect"),
-        (f"replay {first} --check --home {root}", f"that the history makes {first}'s very weights again"),
-    ]
-    if any(node.share_external for node in figures.nodes.values()):
-        commands += [
-            (f"rollouts --home {root} --source external", "what the nodes learned from each other"),
-            (f"lineage {first} --home {root}", f"who taught {first} what"),
-        ]
-    if all(node.alarm for node in figures.nodes.values()):
-        commands.append((f"try --home {root} --set ...", "what a change would give, before the next run"))
-    elif all(node.rounds >= node.rounds_total for node in figures.nodes.values()):
-        more = 2 * rounds_total(figures)
-        commands.append((f"swarm --resume --home {root} --rounds {more}", "go on for as long again"))
-    for command, why in commands:
-        console.print(Text(f"  {program} {command}   ").append(why, style="dim"), soft_wrap=True)
-
-
-def sentences(figures: RunFigures) -> list[str]:
-    """What a run came to, in words: the gain, and whether nodes end below their best."""
-    peak = peaks.sentence(figures)
-    return [gain_sentence(figures)] + ([] if peak is None else [peak])
-
-
-def rounds_total(figures: RunFigures) -> int:
-    """The number of rounds the run's nodes were to make."""
-    return max((node.rounds_total for node in figures.nodes.values()), default=1)
-
-
-class SummaryTable:
-    """A row per node: what it did, and what became of it; scores in percent. Leaves out what has no room."""
-
-    def __init__(self, figures: RunFigures) -> None:
-        nodes = figures.nodes.values()
-        self._names = [*figures.nodes]
-        traits = sorted({trait for node in nodes for trait in node.traits})
-        self._columns: list[tuple[str, int, list[str]]] = [
-            ("rounds", 1, [str(node.rounds) for node in nodes]),
-            ("reward/local", 3, [_local(node) for node in nodes]),
-            ("held-out\npass@1, %", 2, [_held_out(node) for node in nodes]),
-            ("best\nprobe, end", 6, [_probed(node) for node in nodes]),
-            ("greedy, %", 7, [from_to(node.greedy.start, node.greedy.end) for node in nodes]),
-        ]
-        for trait in traits:
-            ends = [node.traits.get(trait, Ends()) for node in nodes]
-            self._columns.append((f"{trait}, %", 4, [from_to(end.first, end.last) for end in ends]))
-        self._columns.append(("tokens", 5, [number(node.tokens_generated, ",.0f") for node in nodes]))
-        start, last = (mean([getattr(node.pass_at_1, side) for node in nodes]) for side in ("start", "end"))
-        self._mean = None if start is None or last is None else from_to(start, last)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield fitted([rank for _, rank, _ in self._columns], self._table, console, options)
-
-    def _table(self, kept: Sequence[int]) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("node", no_wrap=True)
-        columns = [self._columns[at] for at in kept]
-        for heading, _, _ in columns:
-            table.add_column(heading, justify="right", no_wrap=True)
-        for row, name in enumerate(self._names):
-            table.add_row(name, *(cells[row] for _, _, cells in columns))
-        if self._mean is not None:
-            means = (self._mean if heading.startswith("held-out") else "" for heading, _, _ in columns)
-            table.add_row("mean", *means, style="bold")
-        return table
-
-
-def _local(node: NodeFigures) -> str:
-    return f"{number(node.reward_local.first, '.2f')} → {number(node.reward_local.last, '.2f')}"
-
-
-def _held_out(node: NodeFigures) -> str:
-    half = node.pass_at_1.end_interval
-    return from_to(node.pass_at_1.start, node.pass_at_1.end) + (
-        "" if half is None else f" ± {100 * half:.1f}"
-    )
-
-
-def _probed(node: NodeFigures) -> str:
-    best, end = (node.probe.best, node.probe.end) if node.probe else (None, None)
-    return from_to(best and best.pass_at_1, end and end.pass_at_1)
-
-
-def from_to(start: float | None, end: float | None) -> str:
-    """Two shares as percentages, dashes where they were not measured."""
-    return " → ".join("–" if value is None else f"{100 * value:.1f}" for value in (start, end))
-
-
-def shortest(path: Path) -> str:
-    """A path as one would type it from here."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except (ValueError, OSError):  # it lies elsewhere, or the current folder was deleted
-        return str(path)

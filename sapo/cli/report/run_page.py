@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 from sapo.cli.report.example_groups import ExampleGroup, read_example_groups
 from sapo.cli.report.html import Figure, Table, figure, percent, render
+from sapo.cli.report.run_tables import HELD_OUT, ROUNDS, table
 from sapo.cli.report.svg_charts import Bar, Point, Span, colour, line_chart, rolling_mean
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
@@ -74,10 +75,10 @@ def page(run: Run, figures: RunFigures, groups: Sequence[ExampleGroup]) -> str:
         course=course(run),
         peaks=sentence(figures),
         notes=figures.notes,
-        held_out=None if questions is None else held_out(figures),
+        held_out=None if questions is None else table(figures, HELD_OUT),
         questions=questions,
         probed=min(sizes) if sizes else None,
-        rounds=rounds(figures),
+        rounds=table(figures, ROUNDS),
         facts=Table(("", ""), [*_facts(run)]),
         colours=[(node, colour(place)) for place, node in enumerate(run.curves)],
         charts=[*charts(run)],
@@ -87,72 +88,6 @@ def page(run: Run, figures: RunFigures, groups: Sequence[ExampleGroup]) -> str:
         further=further(run),
         made_by="sapo report",
     )
-
-
-def held_out(figures: RunFigures) -> Table:
-    """One row per node: both exams on held-out questions, the full evaluation and the probes."""
-    head = (
-        "node",
-        "start",
-        "end",
-        "±",
-        "gain",
-        "best probe",
-        "after rounds",
-        "end, same questions",
-        "greedy start",
-        "end",
-        "gain",
-    )
-    rows = []
-    for name, node in figures.nodes.items():
-        sampled, greedy = node.pass_at_1, node.greedy
-        best, end = (node.probe.best, node.probe.end) if node.probe else (None, None)
-        rows.append(
-            (
-                name,
-                percent(sampled.start),
-                percent(sampled.end),
-                points(sampled.end_interval),
-                gained(sampled),
-                percent(best and best.pass_at_1),
-                "–" if best is None else str(best.round),
-                percent(end and end.pass_at_1),
-                percent(greedy.start),
-                percent(greedy.end),
-                gained(greedy),
-            )
-        )
-    return Table(head, rows)
-
-
-def rounds(figures: RunFigures) -> Table:
-    """One row per node: what it did."""
-    head = (
-        "node",
-        "model",
-        "rounds",
-        "of",
-        "reward/local first tenth",
-        "last tenth",
-        "reward/training_set first tenth",
-    )
-    rows = []
-    for name, node in figures.nodes.items():
-        local, training = node.reward_local, node.reward_training_set
-        rewards = (local.first, local.last, training.first, training.last)
-        rows.append(
-            (
-                name,
-                node.model,
-                str(node.rounds),
-                str(node.rounds_total),
-                *("–" if value is None else f"{value:.2f}" for value in rewards),
-                "–" if node.tokens_generated is None else f"{node.tokens_generated:,.0f}",
-                percent(node.share_external),
-            )
-        )
-    return Table((*head, "last tenth", "tokens written", "foreign share"), rows)
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
@@ -374,14 +309,3 @@ def _answers(group: ExampleGroup) -> tuple[list[tuple[str, str, bool]], str]:
         said.append((label if count == 1 else f"{label}, {count} times", text, (score or 0.0) >= FULL_SCORE))
     learners = ", ".join(f"{node} in its round {round}" for node, round in group.learners)
     return said, learners
-
-
-def points(value: float | None) -> str:
-    """A difference of shares in points."""
-    return "–" if value is None else f"{100 * value:.1f}"
-
-
-def gained(shift: Shift) -> str:
-    """End minus start, in points."""
-    start, end = shift.start, shift.end
-    return "–" if start is None or end is None else f"{100 * (end - start):+.1f}"

@@ -210,13 +210,7 @@ def _bars(frame: _Frame, name: str, bars: Sequence[Bar], stroke: str) -> list[st
 
 
 def _line(
-    frame: _Frame,
-    name: str,
-    line: Sequence[Point],
-    stroke: str,
-    window: int,
-    marks: bool,
-    width: float,
+    frame: _Frame, name: str, line: Sequence[Point], stroke: str, window: int, marks: bool, width: float
 ) -> list[str]:
     if not line:
         return []

@@ -6,25 +6,19 @@ not understood is passed over.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from sapo.core.config.foreign import ADVISED, STARTER, is_model_name, names_code, shown
+from sapo.core.config.foreign import ADVISED, STARTER, is_model_name, leaves, names_code, said, shown
 from sapo.core.config.load import Config, merge, nested, parse, preset_values, presets
 from sapo.core.config.manifest import Manifest
 from sapo.core.config.members import OpenAIMember
 from sapo.core.config.prompt import Prompt
-from sapo.core.config.schema import (
-    BatchConfig,
-    GenerateConfig,
-    LearnConfig,
-    Lora,
-    Section,
-)
+from sapo.core.config.schema import BatchConfig, GenerateConfig, LearnConfig, Lora, Section
 from sapo.core.config.swarm import Swarm
 from sapo.core.errors import UserError
 
@@ -38,8 +32,6 @@ SECTIONS: Mapping[str, type[Section]] = {
 MAX_CHARS = 20_000
 """Of advice as JSON; more than that is passed over."""
 MAX_MODULES = 64
-NAMED = 5
-"""How many settings that were passed over are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +54,10 @@ class Advice:
 
 def advise(config: Config, preset: str) -> tuple[dict[str, Any], list[str]]:
     """The advice of a config for a manifest, and sentences about what of it cannot be carried."""
-    values, left = config.model_dump(mode="json"), []
+    values, left = _dotted(config.model_dump(mode="json")), []
     advice: dict[str, Any] = {"preset": preset}
     for key in ADVISED:
-        value = _at(values, key)
+        value = values.get(key)
         if value is None:
             continue
         problem = _problem(key, value)
@@ -99,17 +91,19 @@ def take(found: object, manifest: Manifest) -> Advice | None:
     if preset is not None and preset not in presets():
         passed.append(f"preset = {shown(preset)} is not known here")
         preset = None
-    for key, value in _leaves({name: value for name, value in found.items() if name != "preset"}):
+    for key, value in _dotted({name: value for name, value in found.items() if name != "preset"}).items():
         if key not in ADVISED:
             unknown.append(key)
             continue
-        problem = _problem(key, value) or _against_rules(key, value, manifest)
+        problem = _problem(key, value)
+        if problem is None and key == "generate.max_new_tokens" and value > manifest.max_text_chars:
+            problem = f"is more than the {manifest.max_text_chars} characters that the swarm takes"
         if problem is None:
             settings = merge(settings, nested(key.split("."), value))
         else:
             passed.append(f"{key} = {shown(value)} {problem}")
     if unknown:
-        passed.append(f"{_names(unknown)}: for each site to set, or not known to this release")
+        passed.append(f"{said(unknown)}: for each site to set, or not known to this release")
     problem = _contradiction(preset, settings, manifest)
     if problem is not None:
         settings = {}
@@ -126,10 +120,9 @@ def _too_long(found: object) -> bool:
 
 def differing(advised: Mapping[str, Any], config: Config) -> list[str]:
     """The advised settings that a config has otherwise, as `key = value here (advised: value)`."""
-    values = config.model_dump(mode="json")
-    found = []
-    for key, value in _leaves(advised):
-        here = _at(values, key)
+    values, found = _dotted(config.model_dump(mode="json")), []
+    for key, value in _dotted(advised).items():
+        here = values.get(key)
         if here != value:
             text = "unset" if here is None else shown(here)
             found.append(f"{key} = {text} (advised: {shown(value)})")
@@ -138,8 +131,8 @@ def differing(advised: Mapping[str, Any], config: Config) -> list[str]:
 
 def beyond(preset: str, advised: Mapping[str, Any]) -> list[str]:
     """The advised settings that a preset has otherwise, as `key = value`."""
-    values = parse(preset_values(preset)).model_dump(mode="json")
-    return [f"{key} = {shown(value)}" for key, value in _leaves(advised) if _at(values, key) != value]
+    values = _dotted(parse(preset_values(preset)).model_dump(mode="json"))
+    return [f"{key} = {shown(v)}" for key, v in _dotted(advised).items() if values.get(key) != v]
 
 
 def describe(config: Config, names: Sequence[str]) -> list[str]:
@@ -207,12 +200,6 @@ def _problem(key: str, value: object) -> str | None:
     return None
 
 
-def _against_rules(key: str, value: Any, manifest: Manifest) -> str | None:
-    if key == "generate.max_new_tokens" and value > manifest.max_text_chars:
-        return f"is more than the {manifest.max_text_chars} characters that the swarm takes"
-    return None
-
-
 def _contradiction(preset: str | None, settings: Mapping[str, Any], manifest: Manifest) -> str | None:
     bounds = {"min_completions": manifest.min_completions, "max_completions": manifest.max_completions}
     values = {} if preset is None else preset_values(preset)
@@ -223,22 +210,5 @@ def _contradiction(preset: str | None, settings: Mapping[str, Any], manifest: Ma
     return None
 
 
-def _at(values: Mapping[str, Any], key: str) -> Any:
-    found: Any = values
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
-
-
-def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            for inner, leaf in value.items():
-                yield f"{name}.{inner}", leaf
-        else:
-            yield name, value
-
-
-def _names(keys: list[str]) -> str:
-    names = ", ".join(shown(key)[1:-1] for key in keys[:NAMED])
-    return names if len(keys) <= NAMED else f"{names} and {len(keys) - NAMED} more"
+def _dotted(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {".".join(place): value for place, _, value in leaves(values)}

@@ -61,19 +61,15 @@ class Home:
     """The folder as the user wrote it."""
 
     config = _File("config.json")
-    """The resolved config, as JSON."""
     manifest = _File("manifest.json")
     """What all nodes of the swarm agree on."""
     bus = _File("bus.sqlite")
-    """The embedded bus."""
     history = _File("history")
     """Delta tables `rollouts`, `training`, `receipts`, `quarantine`."""
     archive_index = _File("archive.sqlite")
     """Which groups the history holds, as the archive here knows."""
     mlflow_db = _File("mlflow.db")
-    """MLflow's database."""
     artifacts = _File("artifacts")
-    """MLflow's artifacts."""
     prefect = _File("prefect")
     """This swarm's own PREFECT_HOME."""
     logs = _File("logs")
@@ -89,9 +85,7 @@ class Home:
     verdicts = _File("judge.sqlite")
     """What the judge found, round by round."""
     report = _File("report.html")
-    """The run as one page."""
     summary = _File("summary.json")
-    """The run's figures."""
     lineage = _File("lineage")
     """Pages about who taught what."""
     gossip_store = _File("gossip")
@@ -100,17 +94,13 @@ class Home:
     """Exists while the swarm is asked to stop after the rounds in hand."""
 
     key = _OfNode(KEY)
-    """A node's private key."""
     card = _OfNode(CARD)
     """What is known of a node's key: whose it is, and which incarnations wrote with it."""
     journal = _OfNode("journal.sqlite")
-    """A node's journal."""
     probes = _OfNode("probes.jsonl")
     """What a node's probes found, question by question."""
     asked = _OfNode(ASKED)
-    """Which questions a node has asked."""
     blocked = _OfNode(BLOCKED)
-    """Whom a node leaves out."""
     phrases = _OfNode("phrases.json")
     """Phrases of others that a node watches, and those it took up."""
     page = _OfNode("page.url")
@@ -118,7 +108,6 @@ class Home:
     waiting = _OfNode("waiting.txt")
     """Why a member that runs has no answers now; exists only while it waits for what answers."""
     checkpoints = _OfNode("checkpoints")
-    """A node's checkpoints."""
     gossip = _OfNode("gossip")
     """The weights of others that a node has averaged with, and its own that it offers."""
     moved = _OfNode(MOVED)

@@ -30,6 +30,13 @@ ADVICE = "advice"
 """Beside the rules in a manifest's file: what a swarm runs (`sapo.core.config.advice`). It is not binding."""
 
 
+RULES = (
+    *("held_out", "salt", "answer", "min_completions", "max_completions", "max_text_chars"),
+    *("max_payload_bytes", "entry", "questions"),
+)
+"""Fields that are those of section `rules`."""
+
+
 def _canonical(text: str) -> str:
     """Refuse parameters that are not the canonical JSON of an object: what others would read another way."""
     try:
@@ -90,17 +97,9 @@ class Manifest(Record):
                     key=lambda t: (t.dataset, t.config),
                 )
             ),
-            held_out=rules.held_out,
-            salt=rules.salt,
-            answer=rules.answer,
-            min_completions=rules.min_completions,
-            max_completions=rules.max_completions,
-            max_text_chars=rules.max_text_chars,
-            max_payload_bytes=rules.max_payload_bytes,
-            entry=rules.entry,
+            **{name: getattr(rules, name) for name in RULES},
             members=tuple(rules.members),
             authors=tuple(kind for kind in AUTHOR_KINDS if kind in rules.authors),
-            questions=rules.questions,
         )
 
     @cached_property

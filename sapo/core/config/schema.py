@@ -5,13 +5,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.patterns import OWN_CODE, PACKAGE, VERSION

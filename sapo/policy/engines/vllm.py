@@ -26,16 +26,7 @@ from sapo.core.types import Completion, Sampling
 from sapo.learn.unused_ids import hide_unused, unused_ids
 from sapo.policy.engines.base import NOT_FINITE, refuse_long
 from sapo.policy.engines.shared_weights import SharedWeights
-from sapo.policy.engines.vllm_messages import (
-    Drawn,
-    Load,
-    Loaded,
-    Opened,
-    Opening,
-    Sample,
-    Sampled,
-    unfit,
-)
+from sapo.policy.engines.vllm_messages import Drawn, Load, Loaded, Opened, Opening, Sample, Sampled, unfit
 from sapo.policy.engines.whole_weights import whole_weights
 from sapo.policy.models import LoadedPolicy
 

@@ -19,16 +19,7 @@ from sapo.core.child_process import watch_parent
 from sapo.core.errors import UserError
 from sapo.core.install import install_command
 from sapo.policy.engines.shared_weights import SharedWeights
-from sapo.policy.engines.vllm_messages import (
-    Drawn,
-    Load,
-    Loaded,
-    Opened,
-    Opening,
-    Sample,
-    Sampled,
-    unfit,
-)
+from sapo.policy.engines.vllm_messages import Drawn, Load, Loaded, Opened, Opening, Sample, Sampled, unfit
 
 CPU_BLOCK = 32
 """Tokens in a block of the cache on a CPU, where the kernels want multiples of 32; a prompt shares whole
@@ -180,10 +171,7 @@ def _reason(error: Exception) -> str:
 def _load(model: torch.nn.Module, llm: Any, weights: SharedWeights) -> list[str]:
     """Put the policy's weights into vLLM's model; returns the names of parameters that got none."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-    from vllm.model_executor.model_loader.reload import (
-        finalize_layerwise_reload,
-        initialize_layerwise_reload,
-    )
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     wanted = [name for name, _ in model.named_parameters()]
     initialize_layerwise_reload(model)

@@ -1,13 +1,25 @@
 """Rows of the `rollouts` table: made of published groups, and groups made of them again."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sapo.core.types import Completion, Group, Received, Record, canonical
 from sapo.store.history.tables import ROLLOUTS
 
+GROUP = (
+    *("swarm", "node", "key", "incarnation", "round", "position", "question", "policy_version"),
+    *("schema_version", "tokenizer", "created_at"),
+)
+RECIPE = ("dataset", "config", "seed", "index")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+"""Fields that are columns of the same name."""
 _COMPLETION = set(Completion.model_fields) & set(ROLLOUTS.names)
+
+
+def fields(record: object, names: Iterable[str]) -> dict[str, Any]:
+    """Some fields of a record by name."""
+    return {name: getattr(record, name) for name in names}
 
 
 def split_position(bus_position: str) -> tuple[str, int]:
@@ -19,30 +31,12 @@ def split_position(bus_position: str) -> tuple[str, int]:
 def rollout_rows(received: Received, group: Group) -> list[dict[str, Any]]:
     """One row per completion of an unsealed group."""
     shared = {
-        "swarm": group.swarm,
-        "node": group.node,
-        "incarnation": group.incarnation,
-        "round": group.round,
-        "group_id": received.signed.group_id,
-        "content_sha256": received.signed.content_sha256,
-        "dataset": group.recipe.dataset,
-        "config": group.recipe.config,
-        "seed": group.recipe.seed,
-        "index": group.recipe.index,
-        "question": group.question,
-        "policy_version": group.policy_version,
+        **fields(group, GROUP),
+        **fields(group.recipe, RECIPE),
+        **fields(group.sampling, SAMPLING),
+        **fields(received.signed, ("group_id", "content_sha256", "signature")),
         "published_at": received.timestamp,
         "bus_position": received.bus_position,
-        "key": group.key,
-        "signature": received.signed.signature,
-        "schema_version": group.schema_version,
-        "position": group.position,
-        "temperature": group.sampling.temperature,
-        "top_p": group.sampling.top_p,
-        "top_k": group.sampling.top_k,
-        "min_p": group.sampling.min_p,
-        "created_at": group.created_at,
-        "tokenizer": group.tokenizer,
     }
     version = group.schema_version
     grown = _without_column(group, version, "recipe", "sampling", "completions")
@@ -71,12 +65,10 @@ def group_of(rows: Sequence[Mapping[str, Any]]) -> Group:
     ordered = sorted(rows, key=lambda row: int(row["k"]))
     row = ordered[0]
     extra = [json.loads(each.get("extra") or "{}") for each in ordered]
-    own = ("swarm", "node", "key", "incarnation", "round", "position", "question", "policy_version")
-    more = ("schema_version", "tokenizer", "created_at")
     values = {
-        **{name: row[name] for name in own + more},
-        "recipe": {name: row[name] for name in ("dataset", "config", "seed", "index")},
-        "sampling": {name: row[name] for name in ("temperature", "top_p", "top_k", "min_p")},
+        **{name: row[name] for name in GROUP},
+        "recipe": {name: row[name] for name in RECIPE},
+        "sampling": {name: row[name] for name in SAMPLING},
         "completions": [
             {name: each[name] for name in _COMPLETION} | unknown.get("completion", {})
             for each, unknown in zip(ordered, extra, strict=True)

@@ -20,16 +20,16 @@ from pydantic import ValidationError
 
 from sapo.core.types import Batch, BatchGroup, Gossiped, Recipe, Sample, chained
 from sapo.store.history.query import Damaged
+from sapo.store.history.rollout_rows import RECIPE
 from sapo.store.history.tables import TRAINING, away
-from sapo.store.history.training_sink import Counter, row_digest, transaction_id
+from sapo.store.history.training_sink import BATCH, GROUP, SAMPLE, Counter, row_digest, transaction_id
 
 ROUNDS_AT_ONCE = 64
 """Rounds of a node that are read together; bounds the memory of a long replay."""
 MAX_THREADS = 4096
-_OF_A_SAMPLE = frozenset(Sample.model_fields)
-_OF_A_GROUP = tuple(sorted({*BatchGroup.model_fields, *Recipe.model_fields} - {"recipe", "samples"}))
+_OF_A_GROUP = (*GROUP, *RECIPE)
 _OF_A_ROUND = tuple(
-    name for name in TRAINING.names if name not in {*_OF_A_SAMPLE, *_OF_A_GROUP, "row_digest", "tensor_crc32"}
+    name for name in TRAINING.names if name not in {*SAMPLE, *_OF_A_GROUP, "row_digest", "tensor_crc32"}
 )
 """Columns that hold the same on every row of a round."""
 _NEEDED = tuple(column.name for column in TRAINING if not column.nullable)
@@ -273,9 +273,8 @@ def batch_of(rows: Sequence[Mapping[str, Any]]) -> Batch:
     groups: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(row["position"], []).append(row)
-    own = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "guard", "temperature")
     return Batch(
-        **{name: rows[0][name] for name in own},
+        **{name: rows[0][name] for name in BATCH},
         policy_version=rows[0]["policy_version_before"],
         groups=tuple(_group(members) for members in groups.values()),
     )
@@ -358,21 +357,14 @@ def _gap(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _group(rows: Sequence[Mapping[str, Any]]) -> BatchGroup:
     row = rows[0]
-    own = ("position", "group_id", "content_sha256", "source", "producer", "producer_key", "producer_version")
-    more = ("question", "age_s", "bus_position")
     return BatchGroup(
-        **{name: row[name] for name in own + more},
-        recipe=Recipe(**{name: row[name] for name in ("dataset", "config", "seed", "index")}),
+        **{name: row[name] for name in GROUP},
+        recipe=Recipe(**{name: row[name] for name in RECIPE}),
         samples=tuple(_sample(row) for row in rows),
     )
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    plain = ("k", "text", "finish_reason", "outcome", "score", "advantage", "retokenised")
-    logprobs = row["behaviour_logprobs"]
-    return Sample(
-        **{name: row[name] for name in plain},
-        token_ids=tuple(row["token_ids"]),
-        loss_mask=tuple(row["loss_mask"]),
-        behaviour_logprobs=None if logprobs is None else tuple(logprobs),
-    )
+    values = {name: row[name] for name in SAMPLE}
+    found: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return Sample(**found)

@@ -47,103 +47,48 @@ TableName = Literal["rollouts", "training", "receipts", "quarantine"]
 
 log = logging.getLogger(__name__)
 
-_TEXT, _INT, _REAL = pa.string(), pa.int64(), pa.float64()
-_IDS, _INTS, _REALS = pa.list_(pa.int32()), pa.list_(pa.int64()), pa.list_(pa.float64())
+KINDS: Mapping[str, pa.DataType] = {
+    **{"text": pa.string(), "int": pa.int64(), "int32": pa.int32(), "real": pa.float64(), "bool": pa.bool_()},
+    **{"bytes": pa.binary(), "mask": pa.list_(pa.int8()), "ids": pa.list_(pa.int32())},
+    **{"ints": pa.list_(pa.int64()), "reals": pa.list_(pa.float64())},
+}
+"""Of columns, as the schemas below name them."""
 
 
-def _schema(required: Mapping[str, pa.DataType], optional: Mapping[str, pa.DataType]) -> pa.Schema:
-    fields = [pa.field(name, kind, nullable=False) for name, kind in required.items()]
-    return pa.schema(fields + [pa.field(name, kind) for name, kind in optional.items()])
+def _schema(required: str, optional: str = "") -> pa.Schema:
+    fields = []
+    for columns, nullable in ((required, False), (optional, True)):
+        for name, kind in (column.split() for column in columns.split(",") if column.strip()):
+            fields.append(pa.field(name, KINDS[kind], nullable=nullable))
+    return pa.schema(fields)
 
 
 ROLLOUTS = _schema(
-    {
-        "swarm": _TEXT,
-        "node": _TEXT,
-        "incarnation": _TEXT,
-        "round": _INT,
-        "group_id": _TEXT,
-        "content_sha256": _TEXT,
-        "k": pa.int32(),
-        "dataset": _TEXT,
-        "config": _TEXT,
-        "seed": _INT,
-        "index": _INT,
-        "question": _TEXT,
-        "text": _TEXT,
-        "finish_reason": _TEXT,
-        "policy_version": _INT,
-        "published_at": _REAL,
-        "bus_position": _TEXT,
-        "key": _TEXT,
-        "signature": _TEXT,
-        "schema_version": _INT,
-        "position": _INT,
-        "temperature": _REAL,
-        "top_p": _REAL,
-        "top_k": _INT,
-        "min_p": _REAL,
-        "created_at": _REAL,
-    },
-    {"claimed_score": _REAL, "tokenizer": _TEXT, "token_ids": _IDS, "logprobs": _REALS, "extra": _TEXT},
+    """
+    swarm text, node text, incarnation text, round int, group_id text, content_sha256 text, k int32,
+    dataset text, config text, seed int, index int, question text, text text, finish_reason text,
+    policy_version int, published_at real, bus_position text, key text, signature text, schema_version int,
+    position int, temperature real, top_p real, top_k int, min_p real, created_at real
+    """,
+    "claimed_score real, tokenizer text, token_ids ids, logprobs reals, extra text",
 )
 """One row per published completion; a group's rows rebuild its signed payload byte for byte. `extra` holds
 as JSON what has no column: fields of a newer schema version. It is null where there are none."""
 
 TRAINING = _schema(
-    {
-        "swarm": _TEXT,
-        "node": _TEXT,
-        "incarnation": _TEXT,
-        "round": _INT,
-        "position": _INT,
-        "group_id": _TEXT,
-        "k": pa.int32(),
-        "source": _TEXT,
-        "producer": _TEXT,
-        "dataset": _TEXT,
-        "token_ids": _IDS,
-        "loss_mask": pa.list_(pa.int8()),
-        "text": _TEXT,
-        "outcome": _TEXT,
-        "advantage": _REAL,
-        "age_s": _REAL,
-        "policy_version_before": _INT,
-        "policy_version_after": _INT,
-        "content_sha256": _TEXT,
-        "producer_key": _TEXT,
-        "producer_version": _INT,
-        "config": _TEXT,
-        "seed": _INT,
-        "index": _INT,
-        "question": _TEXT,
-        "finish_reason": _TEXT,
-        "retokenised": pa.bool_(),
-        "schema_version": _INT,
-        "learn": _TEXT,
-        "guard": _TEXT,
-        "temperature": _REAL,
-        "finished_at": _REAL,
-        "weights_sha256": _TEXT,
-        "row_digest": _TEXT,
-        "batch_digest": _TEXT,
-    },
-    {
-        "score": _REAL,
-        "bus_position": _TEXT,
-        "behaviour_logprobs": _REALS,
-        "skipped": _TEXT,
-        "rolled_back_to": _INT,
-        "loss": _REAL,
-        "environment": _TEXT,
-        "previous_round": _INT,
-        "chain": _TEXT,
-        "tensor_crc32": _INTS,
-        "seconds": _REAL,
-        "gossip": _TEXT,
-        "grad_norm": _REAL,
-        "logprob": _REAL,
-    },
+    """
+    swarm text, node text, incarnation text, round int, position int, group_id text, k int32, source text,
+    producer text, dataset text, token_ids ids, loss_mask mask, text text, outcome text, advantage real,
+    age_s real, policy_version_before int, policy_version_after int, content_sha256 text, producer_key text,
+    producer_version int, config text, seed int, index int, question text, finish_reason text,
+    retokenised bool, schema_version int, learn text, guard text, temperature real, finished_at real,
+    weights_sha256 text, row_digest text, batch_digest text
+    """,
+    """
+    score real, bus_position text, behaviour_logprobs reals, skipped text, rolled_back_to int, loss real,
+    environment text, previous_round int, chain text, tensor_crc32 ints, seconds real, gossip text,
+    grad_norm real, logprob real
+    """,
 )
 """One row per completion of a batch. `row_digest` covers every other column but the batch's digest.
 
@@ -154,46 +99,22 @@ took when it was run; `gossip` is what it did of it (`sapo.core.types.Gossiped`)
 depend on tokens and weights where the loss does not; both are null in rows of an earlier release."""
 
 RECEIPTS = _schema(
-    {
-        "swarm": _TEXT,
-        "node": _TEXT,
-        "incarnation": _TEXT,
-        "round": _INT,
-        "group_id": _TEXT,
-        "producer": _TEXT,
-        "producer_key": _TEXT,
-        "event": _TEXT,
-        "bus_position": _TEXT,
-        "published_at": _REAL,
-        "received_at": _REAL,
-    },
-    {},
+    """
+    swarm text, node text, incarnation text, round int, group_id text, producer text, producer_key text,
+    event text, bus_position text, published_at real, received_at real
+    """,
 )
 """One row per foreign group that entered or left a node's pool, in which round of the node's own."""
 
 QUARANTINE = _schema(
-    {
-        "swarm": _TEXT,
-        "partition": _TEXT,
-        "offset": _INT,
-        "end_offset": _INT,
-        "reason": _TEXT,
-        "detail": _TEXT,
-        "found_at": _REAL,
-        "payload_bytes": _INT,
-    },
-    {
-        "bus_position": _TEXT,
-        "published_at": _REAL,
-        "group_id": _TEXT,
-        "content_sha256": _TEXT,
-        "key": _TEXT,
-        "signature": _TEXT,
-        "payload": pa.binary(),
-        "node": _TEXT,
-        "round": _INT,
-        "count": _INT,
-    },
+    """
+    swarm text, partition text, offset int, end_offset int, reason text, detail text, found_at real,
+    payload_bytes int
+    """,
+    """
+    bus_position text, published_at real, group_id text, content_sha256 text, key text, signature text,
+    payload bytes, node text, round int, count int
+    """,
 )
 """One row per gap, offsets [offset, end_offset) that were gone (reason `gap`), and per sample of what was
 refused; it stands for `count` records. Rows of the archive name no `node` and no `round` of one."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from sapo.core.types import Batch, BatchGroup, RoundResult, Sample, canonical, sha256
-from sapo.store.history.rollout_rows import split_position
+from sapo.store.history.rollout_rows import RECIPE, fields, split_position
 from sapo.store.history.tables import (
     QUARANTINE,
     RECEIPTS,
@@ -26,22 +26,12 @@ log = logging.getLogger(__name__)
 
 _SORTED = sorted(TRAINING.names)
 """Columns in the order of a row's canonical JSON."""
-_OWN = frozenset(
-    {
-        "k",
-        "token_ids",
-        "loss_mask",
-        "text",
-        "finish_reason",
-        "outcome",
-        "score",
-        "advantage",
-        "behaviour_logprobs",
-        "retokenised",
-        "tensor_crc32",
-    }
-)
-"""Those of them that are a completion's own."""
+BATCH = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "guard", "temperature")
+GROUP = tuple(name for name in BatchGroup.model_fields if name not in ("recipe", "samples"))
+SAMPLE = tuple(Sample.model_fields)
+"""Fields that are columns of the same name."""
+_OWN = frozenset({*SAMPLE, "tensor_crc32"})
+"""Columns that are a completion's own."""
 
 
 class OwedRound(Protocol):
@@ -103,7 +93,7 @@ class TrainingSink:
             return
         until_committed(self.store.table_uri("training"), lambda: self._attempt(rounds, journal))
         receipts = [
-            {**self.place, "round": round, **_columns(movement)}
+            {**self.place, "round": round, **fields(movement, movement.__slots__)}
             for round in rounds
             for movement in journal.movements(round)
         ]
@@ -142,7 +132,7 @@ class TrainingSink:
     def _refused(self, round: int, refusal: RefusalRow) -> dict[str, Any]:
         """The row of a sample; its place on the bus gives partition and offset."""
         partition, offset = split_position(refusal.bus_position)
-        row = _columns(refusal) | {"round": round, "partition": partition, "offset": offset}
+        row = fields(refusal, refusal.__slots__) | {"round": round, "partition": partition, "offset": offset}
         return row | {"end_offset": offset + 1, "swarm": self.place["swarm"], "node": self.place["node"]}
 
     def _add(self, name: TableName, schema: pa.Schema, mark: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -159,11 +149,6 @@ class TrainingSink:
 
         if rows:
             until_committed(self.store.table_uri(name), attempt)
-
-
-def _columns(row: PoolEvent | RefusalRow) -> dict[str, Any]:
-    """The row's fields by name; `asdict` would copy each of them."""
-    return {name: getattr(row, name) for name in row.__slots__}
 
 
 def rows(
@@ -183,16 +168,9 @@ def rows(
     """
     _check_order(batch)
     shared = {
-        "swarm": batch.swarm,
-        "node": batch.node,
-        "incarnation": batch.incarnation,
-        "round": batch.round,
+        **fields(batch, BATCH),
         "policy_version_before": batch.policy_version,
         "policy_version_after": result.policy_version,
-        "schema_version": batch.schema_version,
-        "learn": batch.learn,
-        "guard": batch.guard,
-        "temperature": batch.temperature,
         "finished_at": result.finished_at,
         "weights_sha256": result.weights_sha256,
         "skipped": result.skipped,
@@ -231,38 +209,12 @@ def _check_order(batch: Batch) -> None:
 
 
 def _group_columns(group: BatchGroup) -> dict[str, Any]:
-    return {
-        "position": group.position,
-        "group_id": group.group_id,
-        "content_sha256": group.content_sha256,
-        "source": group.source,
-        "producer": group.producer,
-        "producer_key": group.producer_key,
-        "producer_version": group.producer_version,
-        "dataset": group.recipe.dataset,
-        "config": group.recipe.config,
-        "seed": group.recipe.seed,
-        "index": group.recipe.index,
-        "question": group.question,
-        "age_s": group.age_s,
-        "bus_position": group.bus_position,
-    }
+    return fields(group, GROUP) | fields(group.recipe, RECIPE)
 
 
 def _sample_columns(sample: Sample) -> dict[str, Any]:
-    logprobs = sample.behaviour_logprobs
-    return {
-        "k": sample.k,
-        "token_ids": list(sample.token_ids),
-        "loss_mask": list(sample.loss_mask),
-        "text": sample.text,
-        "finish_reason": sample.finish_reason,
-        "outcome": sample.outcome,
-        "score": sample.score,
-        "advantage": sample.advantage,
-        "behaviour_logprobs": None if logprobs is None else list(logprobs),
-        "retokenised": sample.retokenised,
-    }
+    found = fields(sample, SAMPLE)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def _texts(columns: Mapping[str, Any]) -> dict[str, str]:

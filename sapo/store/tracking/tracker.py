@@ -33,8 +33,8 @@ HISTORY, HISTORY_VERSION = "sapo.history", "sapo.history_version"
 """Where the history lay when a version was registered, and the version of its table `training` then: a hint,
 for vacuum removes old table versions. It is left out where it was not known at once."""
 LONGEST_TAG = 5000
-PROMPT = "sapo.prompt"
 MODEL_SOURCE = "sapo.model_source"
+PROMPT = "sapo.prompt"
 """All that the policy reads around a question, as JSON, to its first `LONGEST_TAG` characters."""
 PACKAGES = ("sapo-swarm", "reasoning-gym", "torch", "transformers", "tokenizers", "numpy", "peft", "mlflow")
 METRICS_AT_ONCE, OTHERS_AT_ONCE, LONGEST_PARAM = 1000, 100, 6000
@@ -45,8 +45,6 @@ ROLLOUTS = "rollouts.json"
 """The artifact with a run's sample rollouts."""
 TABLES = {"mlflow.loggedArtifacts": json.dumps([{"path": ROLLOUTS, "type": "table"}])}
 """The tag by which MLflow knows that it is a table."""
-
-
 SOURCE = {"mlflow.source.name": "sapo", "mlflow.source.type": "LOCAL"}
 """Tags by which the table of runs shows what made one."""
 
