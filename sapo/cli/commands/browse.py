@@ -102,7 +102,6 @@ def narrow(source: str | None) -> Literal["local", "external"] | None:
 
 def parse_rounds(text: str | None) -> tuple[int, int] | None:
     """`17` or `10..20`, both ends included. Raises `UserError` on anything else."""
-
     if text is None:
         return None
     first, dots, last = text.partition("..")
@@ -116,7 +115,6 @@ def parse_rounds(text: str | None) -> tuple[int, int] | None:
 
 def score_range(low: float | None, high: float | None) -> tuple[float, float] | None:
     """Both ends included; None when neither is given, so that unscored completions show too."""
-
     if low is None and high is None:
         return None
     ends = (float("-inf") if low is None else low, float("inf") if high is None else high)

@@ -115,7 +115,6 @@ def score(
 
 def read_lines(source: str) -> "Iterator[tuple[Recipe, str]]":
     """The (recipe, text) pairs of a JSON-lines file; `UserError` names the first line that is wrong."""
-
     try:
         raw = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
         lines = raw.decode("utf-8").split("\n")

@@ -70,7 +70,6 @@ def check_known(home: "Home", what: str) -> None:
 
     Where the history or MLflow is on a server, other sites' nodes may be in it: then it is asked later.
     """
-
     config = home.load_config()
     model = re.fullmatch(r"models:/(.+)\.([^./@]+)[@/].+", what)
     if model is not None:
@@ -87,7 +86,6 @@ def check_known(home: "Home", what: str) -> None:
 
 def not_known(config: "Config", what: str) -> "UserError":
     """What names neither a version nor a node nor a group."""
-
     names = ", ".join(config.nodes)
     remedy = f"name a version (models:/...), a node ({names}), or 8 digits of an id or more"
     return UserError("WHAT", what, "is neither a model version nor a node nor a group's id", remedy)

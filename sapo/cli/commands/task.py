@@ -158,7 +158,6 @@ def tasks_named(name: str, config: str) -> "Iterator[Task]":
 
 def parameters(text: str) -> dict[str, Any]:
     """A task's parameters. Raises `UserError` for what is no JSON object."""
-
     try:
         found = json.loads(text)
     except ValueError as error:
