@@ -90,8 +90,8 @@ class Refusals:
 
     def _malformed(self, found: Malformed) -> RefusalRow:
         payload = None if found.payload is None else found.payload[:NODE_BYTES]
-        said = ("malformed_record", "no signed group at all", 1, self._clock())
-        return RefusalRow(*said, found.bus_position, found.payload_bytes, payload=payload)
+        said = ("no signed group at all", 1, self._clock(), found.bus_position, found.payload_bytes)
+        return RefusalRow("malformed_record", *said, payload=payload)
 
     def _sample(self, author: str, reason: str, row: Callable[[], RefusalRow], count: int = 1) -> None:
         """Let a row stand for so many refusals: one of the author's own or, where many have one, all others'.

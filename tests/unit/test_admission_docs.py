@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ELSEWHERE = {"not_regenerable", "question_mismatch", "slow"}
-"""Codes of `sapo.tasks.workers.Verification`, which are values there."""
+ELSEWHERE = {"not_regenerable", "question_mismatch", "slow", "too_costly", "too_long"}
+"""Codes of `sapo.tasks.workers.Verification` and `sapo.peers.quotas.beyond`, which are values there."""
 
 
 def documented() -> dict[str, str]:
