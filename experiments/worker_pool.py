@@ -38,7 +38,7 @@ class Pool:
 
     def __init__(self, grid: Grid, folder: Path, count: int, threads: int) -> None:
         self._grid, self._folder, self._threads = grid, folder, threads
-        self._context = get_context("forkserver")
+        self._context = get_context("spawn")
         self._lifeline, self._held = self._context.Pipe(duplex=False)
         self._idle: dict[int, ProcessPoolExecutor] = {number: self._start(number) for number in range(count)}
         self._busy: dict[Future[Ended], tuple[Job, int, ProcessPoolExecutor]] = {}
