@@ -140,6 +140,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_unconfigure() -> None:
     """Nor are they left behind."""
     _KEYS.cleanup()
+    gc.unfreeze()  # or some libraries warn at the end that their modules are never collected
 
 
 @pytest.fixture(scope="session")

@@ -166,6 +166,19 @@ def test_sites_have_homes_of_their_own(elsewhere: Path, manifest: Path) -> None:
         home.prepare(other, Manifest.of(other))
 
 
+def test_a_home_in_the_making_is_no_strangers_folder(tmp_path: Path) -> None:
+    """Two nodes of a site begin at once: one finds what the other has written before the manifest."""
+    config, home = load("tiny", env={}), Home(tmp_path / "home")
+    home.prepare(config, Manifest.of(config))
+    home.manifest.unlink()
+    home.prepare(config, Manifest.of(config))
+    assert home.load_manifest() == Manifest.of(config)
+    home.manifest.unlink()
+    home.config.write_text('{"architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(UserError, match="is not empty and holds no swarm"):
+        home.prepare(config, Manifest.of(config))
+
+
 def test_a_joined_home_is_begun_and_then_gone_on_with(manifest: Path, elsewhere: Path) -> None:
     joined = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
     launch.refuse_second_start(joined.home)

@@ -356,12 +356,24 @@ def _read_json(path: Path, home: str) -> dict[str, Any]:
 
 
 def _before_all(entry: Path) -> bool:
-    """Whether an entry of a home may be there before the swarm begins: hidden, or a node's key alone, which
-    `sapo keys show` makes, with what is left of it where that was killed."""
+    """Whether an entry of a home may be there before its manifest is: hidden; a node's key alone, which
+    `sapo keys show` makes, with what is left of it where that was killed; or what `prepare` writes first,
+    where another node's did so just now or was killed."""
+    home = Home(entry.parent)
     if entry.name.startswith("."):
         return True
-    inside = {file.name for file in entry.iterdir() if file.name[0] != "."} if entry.is_dir() else set()
-    return KEY in inside and inside <= {KEY, CARD, LOCK}
+    if not entry.is_dir():
+        return entry == home.config and _is_config(entry)
+    inside = {file.name for file in entry.iterdir() if file.name[0] != "."}
+    return inside <= {KEY, CARD, LOCK} if KEY in inside else entry == home.logs and not inside
+
+
+def _is_config(path: Path) -> bool:
+    try:
+        parse(modern(_read_json(path, str(path.parent))), prefix="config.json: ")
+    except UserError:
+        return False
+    return True
 
 
 def read_manifest(path: Path, field: str, value: str) -> Manifest:
