@@ -94,7 +94,7 @@ def begin(place: Path, bus: Mapping[str, str], *more: str) -> tuple[Path, Path]:
     words = [word for item in sets for word in ("--set", item)]
     sapo("init", "--swarm", "duet", "--site", "a", "--preset", "starter", *words, place=here)
     shutil.copy(here / "duet.manifest.json", there)
-    own = [word for item in sets if not item.startswith("tasks=") for word in ("--set", item)]
+    own = [word for item in sets if not item.startswith(("tasks=", "rules.")) for word in ("--set", item)]
     sapo("join", "duet.manifest.json", "--site", "b", *own, place=there)
     return here, there
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from itertools import count
 from urllib.parse import parse_qs
 
 import uvicorn
@@ -169,15 +170,18 @@ class PageServer:
         return {name: values[0] for name, values in fields.items()}
 
 
+_NUMBERS = count()
+
+
 class _Connection(H11Protocol):
     """A connection to the page. Where there are too many, the oldest that asks for nothing makes room."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.since = self.loop.time()
+        self.number = next(_NUMBERS)  # the loop's clock may tick in milliseconds
         others = [one for one in self.connections if isinstance(one, _Connection)]
         idle = [one for one in others if one.cycle is None or one.cycle.response_complete]
         if idle and len(others) >= MOST_CONNECTIONS:
-            oldest = min(idle, key=lambda one: one.since)
+            oldest = min(idle, key=lambda one: one.number)
             self.connections.discard(oldest)
             oldest.shutdown()
         super().connection_made(transport)
