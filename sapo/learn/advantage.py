@@ -34,19 +34,24 @@ def informative(scores: Sequence[float | None], tolerance: float) -> bool:
 
 
 def group_advantages(
-    scores: Sequence[float | None], finish_reasons: Sequence[FinishReason], learn: LearnConfig
+    scores: Sequence[float | None],
+    finish_reasons: Sequence[FinishReason],
+    learn: LearnConfig,
+    *,
+    own: bool = True,
 ) -> list[float]:
     """One advantage per completion of one group, from its raw task scores.
 
     An unscorable completion (None) gets 0 and has no part in the mean. A group that is not `informative`
     on its raw scores gets zeros, whatever `truncated = "zero_reward"` would make of them: that setting
-    acts after the filter, by counting a completion cut off by the length limit as 0. Of foreign groups none
-    is: that it was cut off is their author's word, who could have right answers count for less than wrong.
+    acts after the filter, by counting an `own` completion cut off by the length limit as 0. That a foreign
+    one was is its author's word, who could have right answers count for less than wrong.
     """
     if not informative(scores, learn.zero_tolerance):
         return [0.0] * len(scores)
+    zeroed = own and learn.truncated == "zero_reward"
     rewards = [
-        0.0 if score is not None and reason == "length" and learn.truncated == "zero_reward" else score
+        0.0 if score is not None and reason == "length" and zeroed else score
         for score, reason in zip(scores, finish_reasons, strict=True)
     ]
     if not informative(rewards, learn.zero_tolerance):
@@ -59,8 +64,8 @@ def group_advantages(
 def with_advantages(group: BatchGroup, learn: LearnConfig) -> BatchGroup:
     """A group of a batch with the advantages that its scores have under these settings."""
     samples, own = group.samples, group.source == "local"
-    reasons = [s.finish_reason if own else "stop" for s in samples]
-    values = group_advantages([s.score for s in samples], reasons, learn)
+    scores, reasons = [s.score for s in samples], [s.finish_reason for s in samples]
+    values = group_advantages(scores, reasons, learn, own=own)
     made = zip(samples, values, strict=True)
     return group.model_copy(update={"samples": tuple(s.model_copy(update={"advantage": v}) for s, v in made)})
 

@@ -40,8 +40,8 @@ def batch_group(
     tokens = tokens or Tokens.of(policy, group)
     prompt = tokens.prompt
     scores = [outcome.score for outcome in outcomes]
-    reasons = [c.finish_reason if source == "local" else "stop" for c in group.completions]
-    advantages = group_advantages(scores, reasons, learn)
+    reasons = [c.finish_reason for c in group.completions]
+    advantages = group_advantages(scores, reasons, learn, own=source == "local")
     told = source == "local" or (believed and learn.believes)
     samples = []
     for k, (completion, outcome, advantage, (ids, retokenised)) in enumerate(

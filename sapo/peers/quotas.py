@@ -55,6 +55,7 @@ FLOOR_S = 0.02
 """What a round earns at least, in seconds: own work may be faster than any clock can tell."""
 COMPLETION, GROUP = 4, 4
 ALWAYS = ("looked", "faults", "seconds", "seconds/newcomers")
+"""Series that are there in each round, also at 0."""
 IN_HAND_S = 0.1
 """What a known author's group is taken to cost while it is being verified: far more than most."""
 
