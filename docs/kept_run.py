@@ -36,14 +36,18 @@ def curves(home: Path, nodes: list[str]) -> dict[str, dict[str, list[list[float]
     }
 
 
-def answers(home: Path, node: str) -> dict[str, Any]:
+def answers(home: Path) -> dict[str, Any]:
     """A node's greedy answers to one question of the exam, from round to round: its rounds are replayed.
 
-    The question is the first of those shown that it got wrong at the start and right at the end.
+    Of the questions that are shown, the first that a node got wrong at the start and right at the end.
     """
     exam = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))
-    pairs = zip(exam["starter"]["answers"], exam["nodes"][node]["answers"], strict=True)
-    place = next(i for i, ((_, before), (_, after)) in enumerate(pairs) if before < 1.0 == after)
+    node, place = next(
+        (node, place)
+        for node, ends in exam["nodes"].items()
+        for place, (_, score) in enumerate(ends["answers"])
+        if exam["starter"]["answers"][place][1] < 1.0 == score
+    )
     question, found = exam["examples"][place][1], []
     with opened(Home(home), node) as replay:
         engine, prompt = TransformersEngine(replay.policy), replay.policy.encode_prompt(question)
@@ -85,7 +89,7 @@ def main() -> int:
             "curves": curves(given.home, list(summary["nodes"])),
         }
     )
-    kept["answers"] = answers(given.home, "n0")
+    kept["answers"] = answers(given.home)
     KEPT.write_text(json.dumps(kept, separators=(",", ":")) + "\n", encoding="utf-8")
     return 0
 

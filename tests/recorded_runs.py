@@ -19,7 +19,7 @@ TRADE: tuple[tuple[str, ...], ...] = (
     ("learn.loss=grpo", "learn.advantage=mean_std", "learn.foreign=as_if_own", "learn.foreign_credit=useful"),
     ("learn.loss=dr_grpo", "learn.micro_batch=4", "learn.foreign=as_if_own", "learn.foreign_credit=useful"),
     ("learn.loss=cispo", "learn.epochs=2", "learn.foreign=as_if_own", "learn.foreign_credit=floor"),
-    ("learn.loss=gspo", "learn.epochs=2", "learn.foreign=as_if_own"),
+    ("learn.loss=gspo", "learn.epochs=2", "learn.foreign=as_if_own", "learn.foreign_credit=all"),
     ("learn.foreign=bounded", "learn.foreign_floor=-2"),
     ("learn.foreign=positive_late", "learn.foreign_late=1"),
     ("learn.foreign=behaviour", 'learn.trusted_peers=["n0","n1"]'),

@@ -38,6 +38,7 @@ BASE = (
     # at ten times this step size the policy breaks, and whether a group then teaches is the processor's luck
     "learn.lr=1e-4",
     "learn.foreign=as_if_own",
+    "learn.foreign_credit=all",
     "batch.local=4",
     "batch.external=1",
     "batch.completions=8",

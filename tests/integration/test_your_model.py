@@ -19,7 +19,7 @@ SHORTER = {
     "SAPO_EVAL__PROBE_QUESTIONS": "0",
     "SAPO_BATCH__LOCAL": "2",
     "SAPO_BATCH__EXTERNAL": "0",
-    "SAPO_BATCH__COMPLETIONS": "4",
+    "SAPO_BATCH__COMPLETIONS": "2",
     "OMP_NUM_THREADS": "1",
 }
 """Settings that make the page's run one of minutes; all else is as it stands there."""
