@@ -299,12 +299,15 @@ def identity(seed: int, number: int) -> Identity:
 def run_digest(grid: Grid, job: Job) -> str:
     """Of everything that determines a run's record."""
     arm = grid.named(job.arm)
+    config = grid.config(job).model_dump(mode="json", exclude=set(BESIDE_THE_RUN))
+    if config["learn"]["foreign_credit"] == "all":
+        del config["learn"]["foreign_credit"]  # runs that are kept have no word for it
     return sha256(
         canonical(
             {
                 "run": RUN,
                 "update": UPDATE,
-                "config": grid.config(job).model_dump(mode="json", exclude=set(BESIDE_THE_RUN)),
+                "config": config,
                 "arm": [arm.name, arm.control, arm.window],
                 **({"node_rounds": arm.node_rounds} if arm.node_rounds else {}),
                 **({"attack": arm.attack} if arm.attack else {}),
