@@ -125,12 +125,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Load every module of the package before a run of all tests begins.
 
     Hypothesis draws from the constants of the modules that are loaded: where that depended on the tests
-    before, so would what a fixed seed finds. And peft, which the package loads when it needs it: no test is
-    to pay for it out of its budget of processor time.
+    before, so would what a fixed seed finds. And peft, which the package loads when it needs it, and the
+    starter of most small swarms, which is made once on a machine: no test is to pay for these out of its
+    budget of processor time.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         if str(session.config.option.markexpr).startswith("not full"):
             importlib.import_module("peft")
+            importlib.import_module("swarms").make_starter()
         for module in pkgutil.walk_packages(sapo.__path__, "sapo."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)

@@ -14,8 +14,10 @@ from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
+from sapo.core.user_cache import default_cache
 from sapo.node.round import NodeRuntime
 from sapo.ops.archiver import Archiver
+from sapo.policy import starter
 from sapo.store.history import open_store
 
 SMALL = (
@@ -43,6 +45,12 @@ SMALL = (
 def small_config(sets: Sequence[str] = ()) -> Config:
     """The small swarm's config with changes."""
     return load(sets=[*SMALL, *sets], env={})
+
+
+def make_starter() -> None:
+    """Make the starter of the small swarm, unless this machine has it."""
+    config = small_config()
+    starter.prepare(config, shared_workers(config), cache=default_cache())
 
 
 def make_home(path: Path, config: Config) -> Home:

@@ -51,7 +51,8 @@ def test_a_node_says_once_why_it_learns_nothing_and_its_status_says_it_too(
 ) -> None:
     hard = "min_terms = 2, max_terms = 2, min_digits = 5, max_digits = 5"
     tasks = f'tasks = [{{dataset = "products", config = {{{hard}}}}}]'
-    config = small_config([tasks, "swarm.rounds=7", "batch.external=0", "generate.max_new_tokens=1"])
+    sets = ["model=thinker", "swarm.rounds=7", "batch.external=0", "generate.max_new_tokens=1"]
+    config = small_config([tasks, *sets])
     home = make_home(tmp_path / "home", config)
     with caplog.at_level(logging.WARNING), open_node(config, home, "n0", deliver=False) as node:
         while not node.finished:
