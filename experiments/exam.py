@@ -4,6 +4,7 @@ The held-out questions fall into two halves by their buckets: what learning rate
 is reported.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
@@ -14,10 +15,12 @@ from sapo.core.rng import stream
 from sapo.core.types import Question, canonical
 from sapo.node.round import NodeRuntime
 from sapo.policy.evaluate import evaluate
+from sapo.policy.models import LoadedPolicy
 from sapo.tasks.questions import held_out_questions, identity
 from sapo.tasks.workers import TaskWorkers
 
 from .ensembles.exam import Expert, examine, prior_of
+from .ensembles.mixture import log_likelihood
 from .grid import ExamPlan
 from .record import Exam, Together
 
@@ -48,7 +51,8 @@ def questions_for(
 class Examiner:
     """Examines nodes; a node that has learned nothing since, and those that are still one policy, only once.
 
-    `beside` are questions of tasks that no node learns; they are asked after the others.
+    `beside` are questions of tasks that no node learns; they are asked after the others. Raises `UserError`
+    for a plain text that is longer than a node's context.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class Examiner:
         self._questions = [*questions, *beside]
         self._names = [identity(question) for question in self._questions]
         self._seed = stream(seed, "exam")
-        self._known: dict[str, Sequence[float]] = {}
+        self._known: dict[str, tuple[Sequence[float], float | None]] = {}
 
     def examine(self, nodes: Sequence[NodeRuntime], rounds: int) -> Iterator[Exam]:
         """Every node's exam after so many rounds."""
@@ -68,8 +72,8 @@ class Examiner:
             same = canonical([config.policy(), config.generate.model_dump(mode="json")])
             key = same if node.round == 0 else f"{node.name} after {node.round}"
             if key not in self._known:
-                self._known[key] = before[key] if key in before else self._passes(node)
-            yield self._exam(node.name, rounds, self._known[key])
+                self._known[key] = before[key] if key in before else self._asked(node)
+            yield self._exam(node.name, rounds, *self._known[key])
 
     def together(
         self, config: Config, nodes: Sequence[NodeRuntime]
@@ -96,8 +100,10 @@ class Examiner:
         exam = self._exam("", 0, passes)
         return Together(pass_at_1=exam.pass_at_1, untrained=exam.untrained, tasks=exam.tasks)
 
-    def _passes(self, node: NodeRuntime) -> Sequence[float]:
-        parts = node.parts
+    def _asked(self, node: NodeRuntime) -> tuple[Sequence[float], float | None]:
+        """What a node passes of each question, and its loss on the plain text."""
+        parts, text = node.parts, self._plan.text
+        text_loss = None if text is None else bits_per_byte(node.name, parts.policy, text)
         parts.rollouts.engine.update_weights()
         found = evaluate(
             parts.policy,
@@ -109,9 +115,9 @@ class Examiner:
             seed=self._seed,
             greedy=False,
         )
-        return found.sampled
+        return found.sampled, text_loss
 
-    def _exam(self, node: str, rounds: int, passes: Sequence[float]) -> Exam:
+    def _exam(self, node: str, rounds: int, passes: Sequence[float], text_loss: float | None = None) -> Exam:
         by_task: dict[str, list[float]] = {}
         for question, share in zip(self._questions, passes, strict=True):
             by_task.setdefault(question.recipe.dataset, []).append(share)
@@ -125,7 +131,20 @@ class Examiner:
             effective=effective(self._names[: self._learned]),
             samples=self._plan.samples,
             untrained=fmean(beside) if beside else None,
+            text_loss=text_loss,
         )
+
+
+def bits_per_byte(name: str, policy: LoadedPolicy, text: str) -> float:
+    """A node's loss on a text read without a prompt: bits of all tokens but the first, over the text's bytes.
+
+    Raises `UserError` for a text that is longer than the context.
+    """
+    ids = policy.tokenizer(text).input_ids
+    if len(ids) > policy.max_length:
+        problem = f"{len(ids)} tokens are more than the context of {name}, {policy.max_length}"
+        raise UserError("exam.text", f"{text[:20]}...", problem, "shorten it")
+    return -float(log_likelihood(policy.model, [ids])[0]) / math.log(2) / len(text.encode())
 
 
 def _expert(node: NodeRuntime) -> Expert:

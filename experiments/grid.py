@@ -43,6 +43,7 @@ Control = Literal["echo", "shuffled", "same_questions"]
 Figure = Literal[
     "pass_at_1",
     "pass_at_1/untrained",
+    "text_loss/end",
     "ensemble/mixture",
     "ensemble/mixture/untrained",
     "ensemble/vote",
@@ -100,6 +101,8 @@ class ExamPlan(_Part):
     samples: PositiveInt = 1
     untrained: list[Task] = Field(default=[], exclude_if=not_)
     """Tasks that no node learns: as many questions of these are asked besides, and counted apart."""
+    text: Text | None = Field(default=None, exclude_if=unset)
+    """Plain text that every node reads in an exam: its loss shows what is forgotten of the language."""
     ensemble: PositiveInt | None = Field(default=None, exclude_if=unset)
     """After the last round, ask an arm's nodes together, with so many answers to a question in all."""
 
@@ -184,6 +187,7 @@ class Grid(_Part):
             "needs a trait": ("set spread", "spread/", self.spread),
             "needs nodes to be asked together": ("set exam.ensemble", "ensemble/", self.exam.ensemble),
             "needs tasks that nobody learns": ("set exam.untrained", "/untrained", self.exam.untrained),
+            "needs a text": ("set exam.text", "text_loss/", self.exam.text),
         }
         for place, one in enumerate(self.compare):
             named += [(f"compare.{place}.arm", one.arm), (f"compare.{place}.with", one.against)]

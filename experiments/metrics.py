@@ -1,7 +1,7 @@
 """What one run amounts to: its figures, and its curves as they are drawn. A run is one seed of one arm."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -20,6 +20,7 @@ TO_HALF, PASS_SPREAD, SHARE_SPREAD = "spread/rounds_to_half", "spread/pass_at_1"
 ANSWER_SPREAD = "spread/tokens"
 FOREIGN, HOSTILE = "learn/token_share_external", "share/hostile_tokens"
 PASS_UNTRAINED = "pass_at_1/untrained"
+TEXT_START, TEXT_END = "text_loss/start", "text_loss/end"
 WAYS: Mapping[str, str] = {
     "best_single": "the best node alone, chosen with hindsight",
     "mixture": "the token mixture",
@@ -65,6 +66,8 @@ MEANINGS: Mapping[str, str] = {
     "about gossip",
     WEIGHTS_SPREAD: "standard deviation of a weight between nodes after the last round, likewise",
     PASS_UNTRAINED: "the same as pass_at_1/end of tasks that no node learns",
+    TEXT_START: "loss on the grid's plain text before learning, in bits per byte, mean over nodes",
+    TEXT_END: "the same after the last round: more is forgotten",
     **{f"ensemble/{way}": f"share passed after the last round by {what}" for way, what in WAYS.items()},
     **{f"ensemble/{way}/untrained": f"the same of tasks that no node learns: {way}" for way in WAYS},
     "ensemble/routed": "share of learned tasks' questions that route sends to a node that learns their task",
@@ -95,7 +98,6 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
     `spread` is the grid's: without it, figures of a trait's spread are left out.
     """
     (began, start), end, nodes = exam_means(record)[0], exam_means(record)[-1][1], len(record.nodes)
-    untrained = [exam.untrained for exam in _exams(record) if exam.untrained is not None]
     means = (TRAINING_SET, LOCAL, "share/zero_advantage", "staleness/rounds", FOREIGN, HOSTILE)
     found = {
         **{name: overall_mean(record, name) for name in means},
@@ -116,7 +118,9 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
         "lr": record.lr,
         "seconds": record.seconds,
         "cpu_seconds": record.cpu_seconds,
-        PASS_UNTRAINED: fmean(untrained) if untrained else None,
+        PASS_UNTRAINED: _mean(exam.untrained for exam in _exams(record)),
+        TEXT_START: _mean(exam.text_loss for exam in _exams(record, last=False)) if began == 0 else None,
+        TEXT_END: _mean(exam.text_loss for exam in _exams(record)),
         "ensemble/routed": record.routed,
     }
     if spread is not None:
@@ -138,23 +142,27 @@ def total(record: RunRecord, name: str) -> float:
 
 def overall_mean(record: RunRecord, name: str) -> float | None:
     """A series' mean over the nodes and rounds that have a value; None where none has."""
-    values = [value for line in record.series.get(name, []) for value in line if value is not None]
-    return fmean(values) if values else None
+    return _mean(value for line in record.series.get(name, []) for value in line)
 
 
 def last_mean(record: RunRecord, name: str, nodes: Sequence[int]) -> float | None:
     """A series' mean over these nodes and the rounds of a last moving average."""
     lines, last = record.series.get(name, []), window_of(record.rounds)
-    values = [value for number in nodes if lines for value in lines[number][-last:] if value is not None]
-    return fmean(values) if values else None
+    return _mean(value for number in nodes if lines for value in lines[number][-last:])
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def agent_mean(record: RunRecord, name: str) -> list[float]:
     """A series' mean over nodes, by round; a round that no node has a value of repeats the one before."""
     result: list[float] = []
     for values in zip(*record.series.get(name, []), strict=True):
-        known = [value for value in values if value is not None]
-        result.append(fmean(known) if known else result[-1] if result else 0.0)
+        found = _mean(values)
+        result.append(found if found is not None else result[-1] if result else 0.0)
     return result
 
 

@@ -53,6 +53,8 @@ class Exam(_Kept):
     """The effective number of questions; an earlier release asked different ones, and left it out."""
     untrained: float | None = None
     """pass@1 on tasks that no node learns, where they are asked."""
+    text_loss: float | None = None
+    """Of the grid's plain text, in bits per byte, where there is one."""
 
 
 class Together(_Kept):

@@ -18,6 +18,7 @@ NAMES = {
     metrics.ANSWER_SPREAD: "tokens of an answer at the end",
     metrics.PASS_SPREAD: "held-out pass@1 at the end, of the nodes followed",
     metrics.PASS_UNTRAINED: "pass@1 at the end of tasks nobody learns",
+    metrics.TEXT_END: "loss on plain text at the end, bits per byte",
     "ensemble/mixture": "pass@1 of the nodes' token mixture",
     "ensemble/mixture/untrained": "pass@1 of their token mixture on tasks nobody learns",
     "ensemble/vote": "pass@1 of the nodes' weighted vote",
@@ -55,6 +56,8 @@ COSTS = (
     ("answers with the trait", metrics.SHARE_SPREAD, ".1%"),
     ("learned from others", metrics.FOREIGN, ".1%"),
     ("from the hostile", metrics.HOSTILE, ".1%"),
+    ("loss on plain text, bits per byte", metrics.TEXT_START, ".3f"),
+    ("at the end", metrics.TEXT_END, ".3f"),
 )
 """Heading, figure and format of what an arm took."""
 COSTS_HEAD = ("arm", "nodes", "rounds", *(one[0] for one in COSTS), "wall time of a run", "processor time")

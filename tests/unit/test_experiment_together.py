@@ -3,11 +3,16 @@
 import math
 from typing import Any
 
+import pytest
+import torch
 from experiment_support import GRID, record
 
+from sapo.core.errors import UserError
+from sapo.experiments.exam import bits_per_byte
 from sapo.experiments.grid import Grid, parse_grid, read, run_digest
 from sapo.experiments.metrics import MEANINGS, figures_of
 from sapo.experiments.record import Job, Together
+from sapo.testing.policies import policy
 
 OWN = {"arm": [{"name": "own", "node_rounds": [6, 10]}]}
 
@@ -36,9 +41,10 @@ def test_runs_of_grids_that_ask_for_nothing_new_keep_their_digests() -> None:
     """Or every run that was made before would be made again."""
     assert grid().exam.model_dump() == {"every": 50, "questions": 400, "samples": 1}
     job = Job(arm="8/0", seed=1)
-    own = {"exam": {"ensemble": 2}}, {"exam": {"untrained": [{"dataset": "gcd"}]}}, {"trained": 9}
-    digests = {run_digest(grid(**one), job) for one in ({}, *own)}
-    assert len(digests) == 4
+    exams: list[dict[str, Any]] = [{"ensemble": 2}, {"untrained": [{"dataset": "gcd"}]}, {"text": "A ship."}]
+    own: list[dict[str, Any]] = [{"exam": one} for one in exams]
+    digests = {run_digest(grid(**one), job) for one in ({}, {"trained": 9}, *own)}
+    assert len(digests) == 5
 
 
 def test_what_nodes_do_together_are_figures_of_the_run() -> None:
@@ -53,6 +59,25 @@ def test_what_nodes_do_together_are_figures_of_the_run() -> None:
     names = ("ensemble/vote", "ensemble/vote/untrained", "ensemble/routed", "pass_at_1/untrained")
     assert [found[name] for name in names] == [0.5, 0.25, 0.75, 0.125]
     assert found.keys() <= MEANINGS.keys()
+
+
+def test_the_loss_on_a_text_is_a_figure_before_and_after() -> None:
+    losses = {0: 0.75, 4: 1.25}
+    exams = [exam.model_copy(update={"text_loss": losses[exam.round]}) for exam in record().exams]
+    found = figures_of(record().model_copy(update={"exams": exams}))
+    assert (found["text_loss/start"], found["text_loss/end"]) == (0.75, 1.25)
+    assert "text_loss/end" not in figures_of(record())
+
+
+def test_to_a_policy_that_foretells_nothing_each_token_of_a_text_costs_the_logarithm_of_the_vocabulary() -> (
+    None
+):
+    even = policy()
+    torch.nn.init.zeros_(even.model.get_input_embeddings().weight)  # its outputs, too
+    text, tokens = "12 + 3 = 15", even.vocabulary
+    assert bits_per_byte("n0", even, text) == pytest.approx(10 * math.log2(tokens) / 11)
+    with pytest.raises(UserError, match="257 tokens are more than the context of n0, 256"):
+        bits_per_byte("n0", even, "7" * 257)
 
 
 def test_the_arms_of_the_experts_may_learn_from_equally_many_tokens() -> None:
