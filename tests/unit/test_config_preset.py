@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sapo.cli.commands.options import resolve
-from sapo.core.config.load import load
+from sapo.core.config.load import load, presets
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +35,9 @@ def test_a_run_that_goes_on_keeps_its_settings() -> None:
     file = file_of('preset = "paper"\n[learn]\ngrad_clip = 2.0\n')
     base = load("tiny", sets=["learn.lr=0.5"], env={})
     assert resolve(None, file, None, base=base) == load(base=base, sets=["learn.grad_clip=2.0"], env={})
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_learns_of_foreign_answers_what_is_useful_unless_it_is_the_paper_s(name: str) -> None:
+    """A new preset that says nothing of it would learn whatever a right answer carries."""
+    assert load(name, env={}).learn.foreign_credit == ("all" if name == "paper" else "useful")

@@ -73,7 +73,8 @@ def test_to_a_policy_that_foretells_nothing_each_token_of_a_text_costs_the_logar
     None
 ):
     even = policy()
-    torch.nn.init.zeros_(even.model.get_input_embeddings().weight)  # its outputs, too
+    model: Any = even.model
+    torch.nn.init.zeros_(model.get_input_embeddings().weight)  # its outputs, too
     text, tokens = "12 + 3 = 15", even.vocabulary
     assert bits_per_byte("n0", even, text) == pytest.approx(10 * math.log2(tokens) / 11)
     with pytest.raises(UserError, match="257 tokens are more than the context of n0, 256"):
