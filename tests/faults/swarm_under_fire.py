@@ -31,7 +31,7 @@ MORE = 60
 
 @dataclass
 class Fire:
-    """Kills, at instants drawn from `rng`, one of the swarm's processes or brokers after the other."""
+    """Kills one of the swarm's processes or brokers after the other: which, and when, is drawn from `rng`."""
 
     cluster: Cluster | None
     """Its three brokers are struck too."""
@@ -47,11 +47,12 @@ class Fire:
 
     def run(self) -> None:
         """Kill until all kills are done or the swarm has ended; a broker comes back after a while."""
+        names = [*self.config.nodes, ARCHIVE, *self._brokers()]
+        victims = [self.rng.choice(names) for _ in range(self.kills)]
         try:
-            while len(self.done) < self.kills and not self.over.wait(self.rng.uniform(*self.pause_s)):
-                victim = self.rng.choice([*self.config.nodes, ARCHIVE, *self._brokers()])
-                if self._strike(victim):
-                    self.done.append(victim)
+            while victims and not self.over.wait(self.rng.uniform(*self.pause_s)):
+                if self._strike(victims[0]):  # else it is not at work yet
+                    self.done.append(victims.pop(0))
         except BaseException as error:
             self.failure = error
 
