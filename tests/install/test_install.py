@@ -12,6 +12,7 @@ from email import message_from_string
 from pathlib import Path
 
 import pytest
+from gguf_files import written
 
 pytestmark = [pytest.mark.install, pytest.mark.timeout(1800)]
 CHECKOUT = Path(__file__).parents[2]
@@ -36,6 +37,12 @@ def uv(folder: Path, *words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def install(environment: Path, *words: str) -> None:
+    """Make an environment and install into it."""
+    uv(environment.parent, "venv", "--python", sys.executable, str(environment))
+    uv(environment.parent, "pip", "install", "--python", str(environment / "bin" / "python"), *words)
+
+
 def requirements(wheel: Path) -> list[str]:
     """The wheel's own requirements, without those of its extras."""
     with zipfile.ZipFile(wheel) as archive:
@@ -56,13 +63,10 @@ def test_a_swarm_runs_with_the_versions_at_this_end_of_the_ranges(
     wheel: Path, tmp_path: Path, resolution: str
 ) -> None:
     environment, home, folder = tmp_path / "venv", tmp_path / "home", tmp_path / "elsewhere"
-    python = environment / "bin" / "python"
     # uv takes what a wheel requires for indirect, so `lowest-direct` is given the requirements themselves
     listed = tmp_path / "requirements.txt"
     listed.write_text("\n".join(requirements(wheel)))
-    uv(tmp_path, "venv", "--python", sys.executable, str(environment))
-    to_it = ("pip", "install", "--python", str(python))
-    uv(tmp_path, *to_it, "--resolution", resolution, "--requirements", str(listed), str(wheel))
+    install(environment, "--resolution", resolution, "--requirements", str(listed), str(wheel))
     folder.mkdir()
     for name in HOSTILE:
         (folder / f"{name}.py").write_text('raise SystemExit("imported from the current folder")\n')
@@ -80,3 +84,20 @@ def test_a_swarm_runs_with_the_versions_at_this_end_of_the_ranges(
     with sqlite3.connect(home / "mlflow.db") as store:
         versions = store.execute("SELECT name FROM model_versions").fetchall()
     assert {name for (name,) in versions} == {"tiny.n0", "tiny.n1"}
+
+
+def test_the_extra_gguf_is_all_that_reading_such_a_file_takes(wheel: Path, tmp_path: Path) -> None:
+    """Other extras bring what this one lacks: only an environment of its own shows it."""
+    file, environment = written(tmp_path / "tiny.gguf"), tmp_path / "venv"
+    install(environment, f"{wheel}[gguf]")
+    read = "from pathlib import Path; from sapo.policy import gguf_file as f; f.prepare({!r}, cache=Path())"
+
+    done = subprocess.run(
+        [environment / "bin" / "python", "-c", read.format(str(file))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("gguf/*/model.safetensors"))
