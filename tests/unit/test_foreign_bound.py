@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo.core.config.load import LearnConfig
 from sapo.learn.foreign_bound import Bound, Part, weights
 from sapo.learn.loss import LOSSES, LossInputs
 
@@ -63,12 +62,13 @@ def test_no_foreign_group_has_more_gradient_or_tokens_than_an_own_one_may_have(
     assert float(found.max()) <= 1
 
 
+@pytest.mark.parametrize(("advantage", "size"), [("centred", 0.5), ("mean_std", 1.0)])
 @pytest.mark.parametrize("loss", sorted(LOSSES))
-def test_answers_like_the_own_ones_keep_their_whole_weight(loss: str) -> None:
+def test_answers_like_the_own_ones_keep_their_whole_weight(loss: str, advantage: str, size: float) -> None:
+    """Half of a group's answers are right; `size` is what that makes of each one's advantage."""
     mask = masks([5] * 8)
     logprobs = torch.full(mask.shape, -0.7)
     part = Part.of(loss, logprobs, mask)
-    bound = Bound.of(float(part.size.sum()), float(part.surprise.sum()), 1, LearnConfig().advantage)
-    assert weights(part, torch.full((8,), 0.5), torch.full((8,), 8), bound).tolist() == pytest.approx(
-        [1.0] * 8
-    )
+    bound = Bound.of(float(part.size.sum()), float(part.surprise.sum()), 1, advantage)
+    found = weights(part, torch.full((8,), size), torch.full((8,), 8), bound)
+    assert found.tolist() == pytest.approx([1.0] * 8)
