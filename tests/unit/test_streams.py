@@ -59,6 +59,11 @@ def test_a_silo_that_publishes_hours_of_rounds_at_once_loses_nothing() -> None:
     heard([(one, 9e6 + place * 0.01) for place, one in enumerate(rounds)])
 
 
+def test_partitions_whose_clocks_differ_by_seconds_lose_nothing_of_what_is_published_at_once() -> None:
+    streams = heard((group(round, 0), 9e6 + round / 1000) for round in range(2 * WINDOW))
+    heard(((group(round, 1), 9e6 + 4.0 + round / 1000) for round in range(2 * WINDOW)), streams)
+
+
 def test_groups_that_waited_for_a_partition_that_was_away_are_taken_late() -> None:
     streams = heard((group(round, 0), at(round)) for round in range(LATE + 1))
     heard([(group(round, 1), at(LATE) + 600.0 + round / 100) for round in range(LATE + 1)], streams)
