@@ -263,7 +263,7 @@ class Learner:
         return common_beginning(rows) if may else ()
 
     def _collated(
-        self, rows: Sequence[Row], beginning: tuple[int, ...], longest: int | None = None
+        self, rows: Sequence[Row], beginning: tuple[int, ...] = (), longest: int | None = None
     ) -> list[Chunk]:
         return collate(
             rows,

@@ -146,8 +146,8 @@ def load(own: str) -> Callable[[], Callable[..., TaskSource]]:
     dataset = name_of(own)
     if dataset != own:
         _, file, *columns = json.loads(own)
-        data, ending = row_files.read_file(Path(file)), Path(file).suffix
-        return lambda: partial(rows.Rows, row_files.read_table(data, ending, columns))
+        data = row_files.read_file(Path(file))
+        return lambda: partial(rows.Rows, row_files.read_table(Path(file), columns, data))
     found = find(target(dataset))
     if not isinstance(found, type) or not all(
         callable(getattr(found, one, None)) for one in ("entry", "score")

@@ -48,7 +48,7 @@ def _found(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     _load_libraries(file.suffix, config.get("scorer"))
     sandbox.around_worker()
     signal.setitimer(signal.ITIMER_PROF, READ_S)
-    table = read_table(data, file.suffix, columns_of(config))
+    table = read_table(file, columns_of(config), data)
     signal.setitimer(signal.ITIMER_PROF, SCORE_S)
     Rows(table, **config)
     return {"sha256": hashlib.sha256(data).hexdigest(), "rows": table.num_rows}

@@ -50,13 +50,19 @@ def read_file(file: Path) -> bytes:
         raise _unreadable(error, file.suffix) from None
 
 
-def read_table(data: bytes, ending: str, columns: Sequence[str]) -> Table:
-    """Read these columns of a file's bytes, by the ending of its name. Raises `Missing`."""
-    if ending == ".parquet":
+def read_table(
+    file: Path, columns: Sequence[str] = ("question", "answer"), data: bytes | None = None
+) -> Table:
+    """Read these columns of a file, by the ending of its name. Raises `Missing`.
+
+    `data` is what `read_file` gave, where the file itself can't be opened any more.
+    """
+    data = read_file(file) if data is None else data
+    if file.suffix == ".parquet":
         table = _parquet(data, columns)
     else:
         text = _text(data)
-        table = _json_lines(text, columns) if ending == ".jsonl" else _csv(text, columns)
+        table = _json_lines(text, columns) if file.suffix == ".jsonl" else _csv(text, columns)
     if not table.num_rows:
         raise _count("0")
     return table

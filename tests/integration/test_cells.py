@@ -177,6 +177,8 @@ def test_a_thousand_groups_leave_no_process_and_no_descriptor_behind(workers: Ta
     before = (worker.num_fds(), own.num_fds())
     recipes = [SUM, PLAIN, GUEST, Recipe.make("guest", {}, 8)] * 250
     assert len(workers.score([(recipe, "right") for recipe in recipes])) == 1_000
-    assert (worker.num_fds(), own.num_fds()) == before
+    # what other tests of this process still hold may be closed meanwhile
+    assert worker.num_fds() == before[0]
+    assert own.num_fds() <= before[1]
     assert worker.children() == []
     assert workers.pids == [worker.pid]

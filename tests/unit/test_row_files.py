@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from sapo.core.own_code import Missing
-from sapo.tasks.row_files import cell_texts, read_file, read_table
+from sapo.tasks.row_files import cell_texts, read_table
 
 WRITTEN = (
     "007",
@@ -27,7 +27,7 @@ WRITTEN = (
 
 def answers(file: Path, data: bytes) -> list[str]:
     file.write_bytes(data)
-    return cell_texts(read_table(read_file(file), file.suffix, ["question", "answer"]), "answer")
+    return cell_texts(read_table(file), "answer")
 
 
 @pytest.mark.parametrize("quote", ["", '"'])
@@ -79,7 +79,7 @@ def test_a_parquet_column_without_one_text_for_its_values_is_refused(tmp_path: P
     file = tmp_path / "a.parquet"
     made = {"bytes": [b"a"], "day": pa.array([1], pa.date32()), "truth": [True], "number": [7]}
     parquet.write_table(pa.table(made), file)
-    table = read_table(read_file(file), file.suffix, list(made))
+    table = read_table(file, list(made))
     assert (cell_texts(table, "truth"), cell_texts(table, "number")) == (["true"], ["7"])
     for name in ("bytes", "day"):
         with pytest.raises(ValueError, match="write it as text"):
