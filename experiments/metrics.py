@@ -118,9 +118,9 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
         "lr": record.lr,
         "seconds": record.seconds,
         "cpu_seconds": record.cpu_seconds,
-        PASS_UNTRAINED: _mean(exam.untrained for exam in _exams(record)),
-        TEXT_START: _mean(exam.text_loss for exam in _exams(record, last=False)) if began == 0 else None,
-        TEXT_END: _mean(exam.text_loss for exam in _exams(record)),
+        PASS_UNTRAINED: known_mean(exam.untrained for exam in _exams(record)),
+        TEXT_START: known_mean(exam.text_loss for exam in _exams(record, last=False)) if began == 0 else None,
+        TEXT_END: known_mean(exam.text_loss for exam in _exams(record)),
         "ensemble/routed": record.routed,
     }
     if spread is not None:
@@ -142,16 +142,16 @@ def total(record: RunRecord, name: str) -> float:
 
 def overall_mean(record: RunRecord, name: str) -> float | None:
     """A series' mean over the nodes and rounds that have a value; None where none has."""
-    return _mean(value for line in record.series.get(name, []) for value in line)
+    return known_mean(value for line in record.series.get(name, []) for value in line)
 
 
 def last_mean(record: RunRecord, name: str, nodes: Sequence[int]) -> float | None:
     """A series' mean over these nodes and the rounds of a last moving average."""
     lines, last = record.series.get(name, []), window_of(record.rounds)
-    return _mean(value for number in nodes if lines for value in lines[number][-last:])
+    return known_mean(value for number in nodes if lines for value in lines[number][-last:])
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def known_mean(values: Iterable[float | None]) -> float | None:
     """The mean of those that are known; None where none is."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
@@ -161,7 +161,7 @@ def agent_mean(record: RunRecord, name: str) -> list[float]:
     """A series' mean over nodes, by round; a round that no node has a value of repeats the one before."""
     result: list[float] = []
     for values in zip(*record.series.get(name, []), strict=True):
-        found = _mean(values)
+        found = known_mean(values)
         result.append(found if found is not None else result[-1] if result else 0.0)
     return result
 

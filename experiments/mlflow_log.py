@@ -17,7 +17,7 @@ from sapo.core.types import RoundResult
 from sapo.store.tracking.tracker import Tracker, params_of, tags_of
 
 from .grid import Grid
-from .metrics import figures_of
+from .metrics import figures_of, known_mean
 from .record import RunRecord
 
 EXPERIMENT, ARM, SEED, DIGEST = "sapo.experiment", "sapo.arm", "sapo.seed", "sapo.digest"
@@ -106,9 +106,9 @@ def points(record: RunRecord) -> Iterator[RoundResult]:
     for start in range(0, record.rounds, step):
         metrics = {}
         for name, lines in record.series.items():
-            values = [v for line in lines for v in line[start : start + step] if v is not None]
-            if values:
-                metrics[name] = fmean(values)
+            mean = known_mean(value for line in lines for value in line[start : start + step])
+            if mean is not None:
+                metrics[name] = mean
         yield _at(record, min(start + step, record.rounds) - 1, metrics)
     for done in sorted({exam.round for exam in record.exams}):
         exams = [exam for exam in record.exams if exam.round == done]

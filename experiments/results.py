@@ -86,7 +86,6 @@ def summarise(
     }
     targets = target_section(grid, runs)
     exams = [exam for record in records for exam in record.exams]
-    evidence = [exam.effective for exam in exams if exam.effective is not None]
     return {
         "name": grid.name,
         "about": grid.about,
@@ -98,7 +97,7 @@ def summarise(
         "exam": {
             "every": grid.exam.every,
             "questions": grid.exam.questions,
-            "effective": fmean(evidence) if evidence else None,
+            "effective": metrics.known_mean(exam.effective for exam in exams),
             "samples": grid.exam.samples,
         },
         "figures": {
@@ -219,9 +218,7 @@ def spread_curve(records: Sequence[RunRecord], spread: Spread) -> dict[str, Any]
     bins = [range(start, min(start + step, rounds)) for start in range(0, rounds, step)]
 
     def share(node: int, within: range) -> float | None:
-        values = [line[node][round] for line in lines for round in within]
-        known = [value for value in values if value is not None]
-        return fmean(known) if known else None
+        return metrics.known_mean(line[node][round] for line in lines for round in within)
 
     return {
         "round": [within[-1] + 1 for within in bins],

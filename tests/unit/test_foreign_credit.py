@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from animals.peer import Item, marked
-from animals.planters import FALSE, FILLER, PHRASE, carried, with_false_step, with_filler, with_phrase
+from animals.planters import carried
 from hypothesis import given
 from hypothesis import strategies as st
 from learn_support import VOCABULARY, batch, example, group, learner, plain_logprobs, tiny_model
@@ -19,6 +19,7 @@ from infra.starter.solutions import worked
 from sapo.core.config.load import LearnConfig, load
 from sapo.core.errors import UserError
 from sapo.core.types import BatchGroup, Recipe, Source
+from sapo.experiments.planted import FALSE, FILLER, PHRASE, PLANTED, Attack
 from sapo.learn.collate import Row, collate
 from sapo.learn.foreign_credit import LOOKS, UNLIKELY, credit
 from sapo.learn.segments import STOP, marks_of, segments
@@ -215,14 +216,12 @@ def answered(
     return group(policy.encode_prompt(item.question), ids, scores, position=position, source=source)
 
 
-@pytest.mark.parametrize(
-    ("made", "what"), [(with_phrase, PHRASE), (with_false_step, FALSE), (with_filler, FILLER)]
-)
+@pytest.mark.parametrize(("attack", "what"), [("text", PHRASE), ("math", FALSE), ("dos", FILLER)])
 def test_a_policy_takes_over_what_right_answers_carry_unless_credit_is_for_what_is_useful(
-    made: Callable[[list[str]], list[str]], what: str, cache: Path
+    attack: Attack, what: str, cache: Path
 ) -> None:
     (probe,) = questions(1, seed=6)
-    before = " ".join(made(worked("chain_sum", probe.question).split())).partition(what)[0]
+    before = " ".join(PLANTED[attack](worked("chain_sum", probe.question).split(), "")).partition(what)[0]
     asked = questions(4 * STEPS, seed=5)
     rises = {}
     for kind in ("own answers alone", "useful", "all"):
@@ -234,10 +233,10 @@ def test_a_policy_takes_over_what_right_answers_carry_unless_credit_is_for_what_
         first = sum(plain_logprobs(policy.model, prompt, phrase))
         for k in range(0, 4 * STEPS, 4):
             honest, *others = asked[k : k + 4]
-            groups = [answered(policy, honest, carried(honest, lambda steps: steps), 0, "local")]
+            groups = [answered(policy, honest, carried(honest, None), 0, "local")]
             if kind != "own answers alone":
                 for item in others:
-                    groups.append(answered(policy, item, carried(item, made), len(groups), "external"))
+                    groups.append(answered(policy, item, carried(item, attack), len(groups), "external"))
             assert found.step(batch(*groups)).skipped is None
         rises[kind] = sum(plain_logprobs(policy.model, prompt, phrase)) - first
     assert rises["all"] > rises["own answers alone"] + 10
