@@ -3,7 +3,7 @@
 `sapo experiment` writes such a file; `python docs/result_tables.py FOLDER` keeps what the tables need of it.
 A table stands between the lines `<!-- NAME: arms -->` and `<!-- end -->`, or `comparisons`. Where nodes were
 asked together, `learned` and `untrained` hold each way to answer as one, on tasks that nodes learn or do not;
-`runs` are runs of preset smollm2.
+`runs` are runs of preset smollm2, `taught` is who taught whom in one swarm.
 """
 
 import json
@@ -37,7 +37,9 @@ from sapo.experiments.text import IN_POINTS, NAMES
 HERE = Path(__file__).parent
 KEPT = HERE / "results"
 PAGE = HERE / "results.md"
-TABLE = re.compile(r"<!-- (\S+): (arms|comparisons|learned|untrained|runs) -->\n.*?<!-- end -->", re.DOTALL)
+TABLE = re.compile(
+    r"<!-- (\S+): (arms|comparisons|learned|untrained|runs|taught) -->\n.*?<!-- end -->", re.DOTALL
+)
 Json = dict[str, Any]
 COLUMNS = (
     (PASS_END, "held-out pass@1, %", 100.0, ".1f"),
@@ -146,6 +148,18 @@ def runs(found: Json) -> str:
     return _table(rows)
 
 
+def taught(found: Json) -> str:
+    """A row per node: what it learned from each."""
+    nodes: dict[str, Json] = found["nodes"]
+    rows = [["node", "rounds", "held-out pass@1, %", *(f"tokens (groups) from {name}" for name in nodes)]]
+    for name, node in nodes.items():
+        start, end = (f"{100 * share:.0f}" for share in node["pass_at_1"])
+        by = (node["taught_by"].get(author, {"tokens": 0, "groups": 0}) for author in nodes)
+        cells = (f"{one['tokens']:,} ({one['groups']:,})" for one in by)
+        rows.append([f"{name}: {found['models'][name]}", f"{node['rounds']:,}", f"{start} → {end}", *cells])
+    return _table(rows)
+
+
 def page() -> str:
     """results.md with its tables made anew."""
     tables = {
@@ -154,6 +168,7 @@ def page() -> str:
         "learned": learned,
         "untrained": untrained,
         "runs": runs,
+        "taught": taught,
     }
 
     def made(found: re.Match[str]) -> str:
