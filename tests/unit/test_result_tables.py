@@ -17,6 +17,11 @@ def words(path: Path) -> str:
     ("grid", "arm", "rival", "figure", "readme", "page"),
     [
         (
+            *("real-aha", "4/4", "silos", "spread/pass_at_1"),
+            "alone at 0: +{mean} points ({low} to +{high}), three seeds | `sapo experiment real-aha`",
+            "{mean} points ({low} to +{high})",
+        ),
+        (
             *("aha", "4/4", "silos", "spread/pass_at_1"),
             "the seven end **+{mean} points** above silos (+{low} to +{high}) | `sapo experiment aha`",
             "{mean} points above silos",
