@@ -17,9 +17,14 @@ bound, which holds in any case. What is bounded, and who keeps to it:
 | seconds: admission, verification, excess of an update | `pool.verify_share` of own work | `.quotas` |
 """
 
+import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def everybody(key: str) -> bool:
@@ -157,6 +162,23 @@ def _deal(claims: Sequence[Claim], places: int) -> list[Claim]:
             stay.append(order[place])
             places -= order[place].size
     return stay
+
+
+def in_turns(items: Iterable[T], author: Callable[[T], str], rng: random.Random) -> list[T]:
+    """One item of every author, another of every author, and so on; authors and items in random order."""
+    of_author: dict[str, list[T]] = {}
+    for item in items:
+        of_author.setdefault(author(item), []).append(item)
+    order = sorted(of_author)
+    rng.shuffle(order)
+    for key in order:
+        rng.shuffle(of_author[key])
+    return by_turns(*(of_author[key] for key in order))
+
+
+def by_turns(*rows: Sequence[T]) -> list[T]:
+    """The first of each row, the second of each, and so on."""
+    return [item for turn in zip_longest(*rows, fillvalue=None) for item in turn if item is not None]
 
 
 class Served:

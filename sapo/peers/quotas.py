@@ -28,12 +28,11 @@ import random
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import TypeVar
 
 from sapo.bus.base import Limits
 from sapo.core.config.load import Config, LearnConfig, PoolConfig
-from sapo.core.shares import Meter, Shares, nobody
+from sapo.core.shares import Meter, Shares, by_turns, in_turns, nobody
 from sapo.core.types import Batch, Received, Sample, sha256
 from sapo.peers.pool import places_of
 from sapo.peers.signing import verify
@@ -186,10 +185,10 @@ class Quotas:
         if all(room.take(one.signed.key, places_of(one)) for one in received):
             return list(received)
         kinds: dict[str, list[Received]] = {"known": [], "on probation": [], "new": []}
-        for one in _in_turns(received, rng):
+        for one in in_turns(received, lambda one: one.signed.key, rng):
             kind = "on probation" if self.on_probation(one.signed.key) else "new"
             kinds["known" if self.known(one.signed.key) else kind].append(one)
-        return [*kinds["known"], *_by_turns(kinds["on probation"], kinds["new"])]
+        return [*kinds["known"], *by_turns(kinds["on probation"], kinds["new"])]
 
     # --- verification time -----------------------------------------------------------------------------
 
@@ -321,23 +320,6 @@ class Quotas:
         known = key in self._known
         account = (self._known if known else self._new)[key] if key else self._common
         return PeerRow(key, account.turn, account.sound, known, account.balance, account.since)
-
-
-def _in_turns(records: Sequence[Received], rng: random.Random) -> list[Received]:
-    """A record of every author, another of every author, and so on; authors and records in random order."""
-    authors: dict[str, list[Received]] = {}
-    for one in records:
-        authors.setdefault(one.signed.key, []).append(one)
-    order = sorted(authors)
-    rng.shuffle(order)
-    for key in order:
-        rng.shuffle(authors[key])
-    return _by_turns(*(authors[key][::-1] for key in order))
-
-
-def _by_turns(*rows: Sequence[Received]) -> list[Received]:
-    """The first of each row, the second of each, and so on."""
-    return [one for turn in zip_longest(*rows) for one in turn if one is not None]
 
 
 def beyond(config: Config, lengths: Sequence[int]) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from sapo.core import own_code
 from sapo.core.config.load import ShareConfig
+from sapo.core.shares import in_turns
 from sapo.learn.advantage import informative
 from sapo.peers.pool import Entry
 
@@ -124,9 +125,19 @@ def uniform(entries: Sequence[Entry], rng: random.Random) -> list[Entry]:
     return order
 
 
+def round_robin(entries: Sequence[Entry], rng: random.Random) -> list[Entry]:
+    """A random permutation with authors in turn: one entry of each, then a second of each, and so on.
+
+    An author's share of a draw thus goes by how many authors there are, not by how much it publishes.
+    """
+    return in_turns(entries, lambda entry: entry.group.key, rng)
+
+
 def open_sampler(name: str) -> Sampler:
     """The sampler that `batch.sampler` names. Raises `UserError` for one that is not here."""
-    return own_code.load("batch.sampler", name) if own_code.is_own(name) else uniform
+    if own_code.is_own(name):
+        return own_code.load("batch.sampler", name)
+    return round_robin if name == "round_robin" else uniform
 
 
 def walk(
@@ -160,10 +171,10 @@ def sample_external(
 ) -> Draw:
     """J of the pool: the first `want` entries of a `walk` whose raw scores spread wider than `tolerance`.
 
-    Exactly uniform over the informative entries of all known authors who have verification time left to its
-    end, whatever the others do: only the permutation decides the order, and laziness changes
-    neither what is chosen nor its order. Entries that are not `ready` when the walk comes to them stay; that
-    may depend on what was verified before. `trials` newcomers are verified in any case; what is found
+    Only the walk's order decides, and laziness changes neither what is chosen nor its order: a `uniform` one
+    gives a draw exactly uniform over the informative entries of all known authors who have verification time
+    left to its end, whatever the others do. Entries that are not `ready` when the walk comes to them stay;
+    that may depend on what was verified before. `trials` newcomers are verified in any case; what is found
     informative of them waits in the pool for its turn. Raises `ValueError` when `verify` does not answer for
     every completion it was asked about.
     """

@@ -21,7 +21,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.determinism import arithmetic, differences
 from sapo.core.errors import UserError
 from sapo.ops import sites
-from sapo.peers.sampling import Sampler, uniform, walk
+from sapo.peers.sampling import Sampler, round_robin, uniform, walk
 from sapo.policy.engines.hf import TransformersEngine
 from sapo.provenance.check import check
 from sapo.provenance.replay import opened
@@ -106,9 +106,10 @@ def test_a_package_that_lacks_something_itself_is_not_called_missing(package: Pa
 # -- samplers ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("sampler", [round_robin, uniform])
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
-def test_the_uniform_sampler_keeps_what_all_promise(promise: Any) -> None:
-    promise(uniform)
+def test_the_samplers_here_keep_what_all_promise(promise: Any, sampler: Sampler) -> None:
+    promise(sampler)
 
 
 def careless(entries: Any, rng: random.Random) -> list[Any]:

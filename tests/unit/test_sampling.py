@@ -21,9 +21,11 @@ from sapo.peers.sampling import (
     Draw,
     Ready,
     information,
+    round_robin,
     sample_external,
     sample_self,
     select_subset,
+    uniform,
     walk,
 )
 
@@ -367,6 +369,48 @@ def test_newcomers_take_no_place_from_known_authors_among_whom_the_draw_is_unifo
     known = [entry.group_id for entry in ENTRIES[:16] if entry.group.node != "p2"]
     assert counts.keys() == set(known)
     assert chisquare([counts[group_id] for group_id in known]).pvalue > 0.001
+
+
+@given(st.lists(st.integers(0, 4), max_size=40), st.integers(0, 2**32))
+def test_authors_come_in_turn_however_much_each_publishes(authors: list[int], seed: int) -> None:
+    entries = [make_entry(f"p{author}", position=place) for place, author in enumerate(authors)]
+    order = round_robin(entries, rng("test", seed))
+    assert sorted(e.group_id for e in order) == sorted(e.group_id for e in entries)
+    for end in range(len(order) + 1):
+        taken = Counter(entry.group.key for entry in order[:end])
+        left = {entry.group.key for entry in order[end:]}
+        assert all(taken[key] >= max(taken.values(), default=0) - 1 for key in left)
+
+
+def test_each_author_and_each_of_its_groups_has_the_same_chance_in_turn() -> None:
+    """p0 has six groups of the sixteen, the others five each."""
+    first: Counter[str] = Counter()
+    for seed in range(6_000):
+        first[round_robin(ENTRIES, rng("test", seed))[0].group_id] += 1
+    size = Counter(entry.group.node for entry in ENTRIES)
+    expected = [6_000 / 3 / size[entry.group.node] for entry in ENTRIES]
+    assert chisquare([first[entry.group_id] for entry in ENTRIES], expected).pvalue > 0.001
+
+
+def test_a_flood_by_one_key_ends_at_the_share_that_any_other_known_author_has() -> None:
+    """One author with fifty groups beside four with three each; eight are drawn round after round."""
+    authors = ["flood"] * 50 + ["a", "b", "c", "d"] * 3
+    pool = [make_entry(author, position=place) for place, author in enumerate(authors)]
+    shares: dict[str, Counter[str]] = {}
+    for sampler in (round_robin, uniform):
+        shares[sampler.__name__] = Counter()
+        for seed in range(200):
+            order = walk(pool, rng("test", seed), sampler=sampler)
+            found = sample_external(order, 8, Verifier(pool, [GOOD] * len(pool)), tolerance=1e-6)
+            shares[sampler.__name__].update(entry.group.node for entry in found.chosen)
+    assert shares["uniform"]["flood"] > 1_200
+    assert max(shares["round_robin"].values()) < 1.2 * min(shares["round_robin"].values())
+
+
+def test_an_author_alone_fills_the_batch_in_turn_too() -> None:
+    pool = [make_entry("only", position=place) for place in range(6)]
+    order = walk(pool, rng("test", 0), sampler=round_robin)
+    assert sample_external(order, 4, Verifier(pool, [GOOD] * 6), tolerance=1e-6).shortfall == 0
 
 
 def test_newcomers_on_trial_share_the_first_call_and_wait_in_the_pool() -> None:

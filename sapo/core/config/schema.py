@@ -182,8 +182,9 @@ class BatchConfig(Section):
     """B: questions answered per round; default I."""
     choose: Literal["any", "informative"] = "any"
     """Which I of B own groups SampleSelf takes: any, or first those whose scores differ."""
-    sampler: Literal["uniform", "fresh"] | OwnCode = "uniform"
-    """How SampleExternal draws: at random, the [freshest](adaptive.md) of twice J, or by [your
+    sampler: Literal["round_robin", "uniform", "fresh"] | OwnCode = "round_robin"
+    """How SampleExternal draws: at random, authors in turn, so that none is heard more because it publishes
+    more; `uniform` over groups, as in the paper; the [freshest](adaptive.md) of twice J; or by [your
     own](extending.md) `module:function`."""
 
     @model_validator(mode="after")
