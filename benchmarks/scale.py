@@ -163,7 +163,7 @@ def live(
     home.prepare(config, Manifest.of(config))
     with NodeRuntime.open(config, "n0", home, bus=SqliteBus(folder / "bus.db"), deliver=False) as node:
         for signed in met:
-            node.parts.intake.streams.note(Group.model_validate_json(signed.payload), time.time())
+            node.parts.intake.admission.streams.note(Group.model_validate_json(signed.payload), time.time())
             node.parts.intake.quotas.judged(signed.key, 0.0, True)
         meter = Meter(node)
         pipe.send(meter.spent())

@@ -1,6 +1,7 @@
 """What a node is made of, and how it is opened: lock, key, journal, policy, learner, bus, pool, deliverer."""
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from sapo.node.receive import Intake
 from sapo.node.recovery import Recovery
 from sapo.node.rollout import RolloutMaker
 from sapo.node.verify import PeerVerifier
+from sapo.peers.admission import Admission
 from sapo.peers.freshness import Freshness
 from sapo.peers.keyring import refuse_strange_names
 from sapo.peers.pool import Pool
@@ -42,6 +44,7 @@ from sapo.policy.evaluate import held_out_set
 from sapo.policy.initial import load_initial
 from sapo.policy.kept_files import KeptFiles
 from sapo.policy.models import LoadedPolicy
+from sapo.policy.tokenise import false_ids
 from sapo.store.history import open_store
 from sapo.store.history.training_sink import TrainingSink
 from sapo.store.journal.journal import Journal
@@ -254,23 +257,32 @@ def _intake(
     config, name, manifest, journal = author.config, author.name, author.manifest, author.journal
     trust = manifest.member_keys | {author.identity.key}
     quotas = Quotas(config.pool, trust, journal.peers(), timed=timed)
+    pool = Pool.restore(config.pool, journal.pool(), journal.met(), quotas.shares)
+    own_key = KeyCloneDetector(journal, author.held.card.incarnations)
+    admission = Admission(
+        manifest,
+        author.identity.key,
+        name,
+        pool,
+        has_control_tokens=policy.has_control_tokens,
+        has_false_ids=functools.partial(false_ids, policy),
+        may_be_own=own_key.may_be_own,
+        streams=ResendGuard(journal.streams(), quotas.shares),
+        lacking=lacking,
+        dropped=set(journal.dropped()),
+    )
     return Intake(
         config=config,
         name=name,
-        key=author.identity.key,
-        manifest=manifest,
-        policy=policy,
         clock=clock,
         journal=journal,
         listener=listener,
         outage=Outage("the bus is", log, consequence="going on in silo", who=name),
-        pool=Pool.restore(config.pool, journal.pool(), journal.met(), quotas.shares),
+        pool=pool,
+        admission=admission,
         quotas=quotas,
-        streams=ResendGuard(journal.streams(), quotas.shares),
         refusals=Refusals(clock),
-        own_key=KeyCloneDetector(journal, author.held.card.incarnations),
-        lacking=lacking,
-        dropped=set(journal.dropped()),
+        own_key=own_key,
         blocklist=home.blocked(name),
     )
 

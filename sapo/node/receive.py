@@ -3,32 +3,26 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sapo.bus.base import Poll, Positions
 from sapo.bus.poller import Listener
 from sapo.core.config.load import Config
-from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused, Unavailable
 from sapo.core.outage import Outage
-from sapo.core.own_code import Missing
 from sapo.core.types import Group, Received, SignedGroup
 from sapo.node.gossip import Gossip
 from sapo.peers import blocks
-from sapo.peers.admission import PROVEN, admit, said_before
+from sapo.peers.admission import PROVEN, Admission
 from sapo.peers.announcements import is_announcement
-from sapo.peers.blocks import Blocked
 from sapo.peers.pool import Entry, Pool, Verdict
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals, is_signed
-from sapo.peers.resend_guard import KeyCloneDetector, ResendGuard
-from sapo.policy.models import LoadedPolicy
-from sapo.policy.tokenise import false_ids
+from sapo.peers.resend_guard import KeyCloneDetector
 from sapo.store.journal.journal import Journal, PoolRow, SeenGroup
 from sapo.store.journal.rows import PeerUpdates
-from sapo.tasks.questions import drawn_by
 
 log = logging.getLogger(__name__)
 
@@ -51,28 +45,18 @@ class Intake:
 
     config: Config
     name: str
-    key: str
-    """The node's own."""
-    manifest: Manifest
-    policy: LoadedPolicy
     clock: Callable[[], float]
     journal: Journal
     listener: Listener
     outage: Outage
     """Whether the bus can be read; the deliverer knows whether it can be written."""
     pool: Pool
+    admission: Admission
     quotas: Quotas
-    streams: ResendGuard
     refusals: Refusals
     own_key: KeyCloneDetector
-    lacking: Mapping[str, Missing]
-    """Sources of tasks that cannot be used here."""
-    dropped: set[str]
-    """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
     blocklist: Path
     """File that names authors who are left out."""
-    blocked: Mapping[str, Blocked] = field(default_factory=dict)
-    """Those of the round in hand, by key."""
     gossip: Gossip | None = None
     """What takes announcements; without it they are refused, and without J groups are passed over."""
 
@@ -127,21 +111,21 @@ class Intake:
             forgotten=self.pool.seen.forgotten(),
             peers=self.quotas.changed(),
             gone=self.quotas.gone(),
-            streams=self.streams.changed(),
+            streams=self.admission.streams.changed(),
             refusals=self.refusals.rows(),
             announced={} if self.gossip is None else self.gossip.changed(),
         )
 
     def _leave_out(self) -> None:
         """Look whom the node is to leave out from this round on, and take their groups from the pool."""
-        found = blocks.read(self.blocklist)
+        before, found = self.admission.blocked, blocks.read(self.blocklist)
         round = self.journal.finished_rounds()
-        for key in found.keys() - self.blocked.keys():
+        for key in found.keys() - before.keys():
             log.warning("%s: %s is left out from round %d on", self.name, found[key], round)
-        for key in self.blocked.keys() - found.keys():
-            log.warning("%s: %s is taken in again from round %d on", self.name, self.blocked[key], round)
-        self.blocked = found
-        self.pool.remove([one.group_id for one in self.pool.entries() if one.group.key in self.blocked])
+        for key in before.keys() - found.keys():
+            log.warning("%s: %s is taken in again from round %d on", self.name, before[key], round)
+        self.admission.blocked = found
+        self.pool.remove([one.group_id for one in self.pool.entries() if one.group.key in found])
 
     def _poll(self, rng: random.Random) -> Poll:
         try:
@@ -156,46 +140,18 @@ class Intake:
         """Put a group into the pool and return its entry; None where it is refused. Its author pays for the
         time if the signature holds."""
         began = time.thread_time()
-        entry, refused = self._looked_at(received, now)
-        if refused is not None:
+        entry, refused = None, None
+        try:
+            entry, copy = self.admission.let_in(received, now)
+            if copy is not None:
+                self._refuse(*copy)
+        except Refused as reason:
+            # the one that was raised names frames, which would keep the group for good
+            refused = Refused(reason.code, reason.detail, reason.group, reason.proven)
             self._refuse(refused, received)
         if refused is None or is_signed(refused):
             self.quotas.charge(received.signed.key, time.thread_time() - began)
         return entry
-
-    def _looked_at(self, received: Received, now: float) -> tuple[Entry | None, Refused | None]:
-        """The entry of a group that may enter the pool, and is in it now; or why it may not."""
-        group_id = received.signed.group_id
-        try:
-            if group_id in self.dropped:
-                raise Refused("duplicate")
-            group = admit(
-                received,
-                manifest=self.manifest,
-                own_key=self.key,
-                own_node=self.name,
-                now=now,
-                max_age_s=self.config.pool.max_age_s,
-                seen=self.pool.seen,
-                has_control_tokens=self.policy.has_control_tokens,
-                has_false_ids=lambda group: false_ids(self.policy, group),
-                own_group=lambda group: self.own_key.may_be_own(group, received.timestamp),
-                drawn=self._drawn,
-                blocked=self.blocked,
-            )
-            if (dataset := group.recipe.dataset) in self.lacking:
-                raise Refused("unavailable", f"{dataset}: {self.lacking[dataset].problem}", group)
-            self.streams.check(group, received.timestamp)
-            if group_id in self.pool:  # the memory of ids is bounded, and may have forgotten it
-                raise Refused("duplicate", "it is in the pool", group)
-        except Refused as reason:
-            # the one that was raised names frames, which would keep the group for good
-            return None, Refused(reason.code, reason.detail, reason.group, reason.proven)
-        self._turn_out_copy(group, received)
-        entry = Entry(received=received, group=group, received_at=now, verdict=Verdict.at_sight(group))
-        self.streams.note(group, received.timestamp)
-        self.pool.add(entry)
-        return entry, None
 
     def _refuse(self, refused: Refused, received: Received) -> None:
         self.pool.refuse(refused)
@@ -203,19 +159,3 @@ class Intake:
         self.own_key.note(refused, received)
         if refused.group is not None and (refused.code in PROVEN or refused.proven):
             self.quotas.fault(refused.group.key, refused.code)
-
-    def _drawn(self, met: SeenGroup) -> bool:
-        """Whether a group met before answers a question that was its author's to draw, as far as is known."""
-        entry = self.pool.get(met.group_id)
-        return met.stamp is None or (entry is not None and drawn_by(entry.group))
-
-    def _turn_out_copy(self, original: Group, received: Received) -> None:
-        """Remove from the pool a copy of this group that arrived first: partitions may lag."""
-        found = said_before(original, received.timestamp, self.pool.seen, self._drawn)
-        entry = self.pool.get(found[0].group_id) if found is not None else None
-        if found is None or entry is None or found[1].met == "stays":
-            return
-        proven = found[1].met == "proven"
-        said = f"says what {original.group_id} says"
-        self._refuse(Refused("copy", said, entry.group, proven), entry.received)
-        self.pool.remove([entry.group_id])

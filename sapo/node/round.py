@@ -106,7 +106,7 @@ class NodeRuntime:
         self._alarms = GuardAlarms(self.name)
         self._silent = SilentRounds(self.config, self.name, [result.metrics for result in recent])
         self._taken_up = TakenUp(
-            parts.home.phrases(self.name), self.name, parts.intake.key, self.journal.incarnation
+            parts.home.phrases(self.name), self.name, parts.intake.admission.key, self.journal.incarnation
         )
         self._update_s: float | None = None
         """Seconds of the last update, where it was made in this process."""

@@ -4,14 +4,18 @@
 tokenizer, and what it has met before. docs/admission.md lists every reason with what it proves.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
-from sapo.core.types import Group, Received
-from sapo.peers.dedup import DedupIndex
+from sapo.core.own_code import Missing
+from sapo.core.types import Group, Received, SignedGroup
+from sapo.peers.blocks import Blocked
 from sapo.peers.group_rules import check_rules, check_size
+from sapo.peers.pool import Entry, Pool, Verdict
+from sapo.peers.resend_guard import ResendGuard
 from sapo.peers.signing import unseal
 from sapo.store.journal.rows import SeenGroup
 from sapo.tasks.questions import drawn_by
@@ -30,80 +34,126 @@ class Fates(NamedTuple):
     met: Fate
 
 
-def admit(
-    received: Received,
-    *,
-    manifest: Manifest,
-    own_key: str,
-    own_node: str,
-    now: float,
-    max_age_s: float,
-    seen: DedupIndex,
-    has_control_tokens: Callable[[str], bool],
-    has_false_ids: Callable[[Group], bool] = lambda group: False,
-    own_group: Callable[[Group], bool] = lambda group: True,
-    drawn: Callable[[SeenGroup], bool] = lambda met: met.stamp is None,
-    blocked: Collection[str] = (),
-) -> Group:
-    """The group inside, if it may enter the pool. Raises `Refused` otherwise; changes nothing.
+@dataclass
+class Admission:
+    """What a node holds a peer's group against: the swarm's rules, its own key and name, its tokenizer, and
+    what it has met before."""
 
-    `now` is compared with the bus's time stamp, never with the producer's clock. `own_group` decides what of
-    our key's this node may have made, `drawn` whether a group met before answers a question that was its
-    author's to draw; `blocked` are keys whose authors are left out.
+    manifest: Manifest
+    key: str
+    """The node's own."""
+    name: str
+    pool: Pool
+    """It names the age that is too old, and remembers what was in it."""
+    has_control_tokens: Callable[[str], bool]
+    """Whether a text spells a control token of the node's tokenizer."""
+    has_false_ids: Callable[[Group], bool] = lambda group: False
+    """Whether ids of the node's vocabulary do not decode to the text."""
+    may_be_own: Callable[[Group, float], bool] = lambda group, timestamp: True
+    """Whether the node may have made a group that its key has signed, stamped by the bus then."""
+    streams: ResendGuard = field(default_factory=ResendGuard)
+    lacking: Mapping[str, Missing] = field(default_factory=dict)
+    """Sources of tasks that cannot be used here."""
+    dropped: set[str] = field(default_factory=set)
+    """Groups used or evicted before the node was opened: a resent copy must not come in again."""
+    blocked: Mapping[str, Blocked] = field(default_factory=dict)
+    """Authors who are left out, by key."""
 
-    Codes, besides those of `sapo.peers.group_rules` and `sapo.peers.signing.unseal`: `blocked`, `own_echo`,
-    `own_key` (signed with our key elsewhere), `duplicate`, `equivocation` (a known id with another content),
-    `own_name` (our name under another key), `control_tokens`, `token_ids` (ids of our vocabulary that do not
-    decode to the text), `stale`, `future`, `copy` (content published before under another id).
-    """
-    signed = received.signed
-    if signed.key in blocked:
-        raise Refused("blocked")
-    check_size(signed, manifest)
-    known = seen.digest(signed.group_id)
-    if known == signed.content_sha256:
-        raise Refused("own_echo" if signed.key == own_key else "duplicate")
-    group = unseal(signed)
-    if signed.key == own_key:
-        if known is None and own_group(group):
-            raise Refused("own_echo")
-        place = f"round {group.round} of incarnation {group.incarnation}"
-        raise Refused("own_key", f"{place}, not made here", group)
-    if known is not None:
-        raise Refused("equivocation", f"{signed.group_id} was {known} before", group)
-    check_rules(group, manifest, received.timestamp)
-    if group.node == own_node:
-        raise Refused("own_name", f"{group.key} calls itself {group.node}", group)
-    age = now - received.timestamp
-    if age > max_age_s:
-        raise Refused("stale", f"{age:.0f} s old", group)
-    if age < -max_age_s:
-        raise Refused("future", f"stamped {-age:.0f} s from now", group)
-    if any(has_control_tokens(completion.text) for completion in group.completions):
-        raise Refused("control_tokens", "a completion spells one of our control tokens", group)
-    if has_false_ids(group):
-        raise Refused("token_ids", "ids of our vocabulary do not say what the text says", group)
-    found = said_before(group, received.timestamp, seen, drawn)
-    if found is not None and found[1].arrives != "stays":
-        original, fates = found
-        raise Refused("copy", f"says what {original.group_id} says", group, fates.arrives == "proven")
-    return group
+    def let_in(self, received: Received, now: float) -> tuple[Entry, tuple[Refused, Received] | None]:
+        """Put a group into the pool; its entry, and the refusal of a copy that came first (partitions may
+        lag) and leaves the pool for it. Raises `Refused`, and changes nothing then, as `admit` does."""
+        group = self.admit(received, now)
+        copy = self._turn_out_copy(group, received.timestamp)
+        entry = Entry(received=received, group=group, received_at=now, verdict=Verdict.at_sight(group))
+        self.streams.note(group, received.timestamp)
+        self.pool.add(entry)
+        return entry, copy
 
+    def admit(self, received: Received, now: float) -> Group:
+        """The group inside, if it passes the checks, in this order. Raises `Refused` if not; changes nothing.
 
-def said_before(
-    group: Group, timestamp: float, seen: DedupIndex, drawn: Callable[[SeenGroup], bool]
-) -> tuple[SeenGroup, Fates] | None:
-    """The known group with the same content as one stamped by the bus at `timestamp`, and which is the
-    copy."""
-    met = seen.alike(group)
-    if met is None:
-        return None
-    return met, decide(
-        met_first=met.stamp is None or met.stamp <= timestamp,
-        arrives_drawn=drawn_by(group),
-        met_drawn=drawn(met),
-        same_author=met.key == group.key,
-    )
+        `now` is compared with the bus's time stamp, never with the producer's clock. Codes, besides those of
+        `sapo.peers.group_rules`, `sapo.peers.signing.unseal` and `ResendGuard.check`: `duplicate`, `blocked`,
+        `own_echo`, `own_key` (signed with our key elsewhere), `equivocation` (a known id with another
+        content), `own_name` (our name under another key), `stale`, `future`, `control_tokens`, `token_ids`
+        (ids of our vocabulary that do not decode to the text), `copy` (content published before under another
+        id), `unavailable`.
+        """
+        known = self._check_envelope(received.signed)
+        group = unseal(received.signed)
+        self._check_author(group, received.timestamp, known)
+        check_rules(group, self.manifest, received.timestamp)
+        if group.node == self.name:
+            raise Refused("own_name", f"{group.key} calls itself {group.node}", group)
+        self._check_age(group, now - received.timestamp)
+        self._check_texts(group)
+        found = self.said_before(group, received.timestamp)
+        if found is not None and found[1].arrives != "stays":
+            original, fates = found
+            raise Refused("copy", f"says what {original.group_id} says", group, fates.arrives == "proven")
+        if (dataset := group.recipe.dataset) in self.lacking:
+            raise Refused("unavailable", f"{dataset}: {self.lacking[dataset].problem}", group)
+        self.streams.check(group, received.timestamp)
+        if group.group_id in self.pool:  # the memory of ids is bounded, and may have forgotten it
+            raise Refused("duplicate", "it is in the pool", group)
+        return group
+
+    def said_before(self, group: Group, timestamp: float) -> tuple[SeenGroup, Fates] | None:
+        """The known group with the same content as one stamped by the bus at `timestamp`, and which is the
+        copy."""
+        met = self.pool.seen.alike(group)
+        if met is None:
+            return None
+        entry = self.pool.get(met.group_id)
+        return met, decide(
+            met_first=met.stamp is None or met.stamp <= timestamp,
+            arrives_drawn=drawn_by(group),
+            met_drawn=met.stamp is None or (entry is not None and drawn_by(entry.group)),
+            same_author=met.key == group.key,
+        )
+
+    def _check_envelope(self, signed: SignedGroup) -> str | None:
+        """What needs no signature; the digest of what was met before under this id."""
+        if signed.group_id in self.dropped:
+            raise Refused("duplicate")
+        if signed.key in self.blocked:
+            raise Refused("blocked")
+        check_size(signed, self.manifest)
+        known = self.pool.seen.digest(signed.group_id)
+        if known == signed.content_sha256:
+            raise Refused("own_echo" if signed.key == self.key else "duplicate")
+        return known
+
+    def _check_author(self, group: Group, timestamp: float, known: str | None) -> None:
+        if group.key == self.key:
+            if known is None and self.may_be_own(group, timestamp):
+                raise Refused("own_echo")
+            place = f"round {group.round} of incarnation {group.incarnation}"
+            raise Refused("own_key", f"{place}, not made here", group)
+        if known is not None:
+            raise Refused("equivocation", f"{group.group_id} was {known} before", group)
+
+    def _check_age(self, group: Group, age: float) -> None:
+        most = self.pool.config.max_age_s
+        if age > most:
+            raise Refused("stale", f"{age:.0f} s old", group)
+        if age < -most:
+            raise Refused("future", f"stamped {-age:.0f} s from now", group)
+
+    def _check_texts(self, group: Group) -> None:
+        if any(self.has_control_tokens(completion.text) for completion in group.completions):
+            raise Refused("control_tokens", "a completion spells one of our control tokens", group)
+        if self.has_false_ids(group):
+            raise Refused("token_ids", "ids of our vocabulary do not say what the text says", group)
+
+    def _turn_out_copy(self, original: Group, timestamp: float) -> tuple[Refused, Received] | None:
+        found = self.said_before(original, timestamp)
+        entry = self.pool.get(found[0].group_id) if found is not None else None
+        if found is None or entry is None or found[1].met == "stays":
+            return None
+        self.pool.remove([entry.group_id])
+        said = f"says what {original.group_id} says"
+        return Refused("copy", said, entry.group, found[1].met == "proven"), entry.received
 
 
 def decide(*, met_first: bool, arrives_drawn: bool, met_drawn: bool, same_author: bool) -> Fates:

@@ -148,7 +148,7 @@ def test_a_replay_is_refused_also_after_a_restart_and_when_its_id_is_forgotten(
         again.parts.clock = again.parts.intake.clock = lambda: NOW
         again.parts.intake.pool.remove([group.group_id])
         again.parts.intake.pool.seen = DedupIndex()
-        again.parts.intake.dropped.clear()
+        again.parts.intake.admission.dropped.clear()
         assert group.group_id not in one_round(again, bus, [stamped(group, NOW - 5, "victim")])
         assert refusals(again) == [("replayed", group.key)]
         assert again.parts.intake.quotas.metrics().get("peers/faults", 0.0) == 0.0

@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 from makers import INCARNATION, make_group, make_identity, make_received
 
-from sapo.core.config.load import Config, Rules, Task, parse
+from sapo.core.config.load import Config, PoolConfig, Rules, Task, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
 from sapo.core.shares import Shares
 from sapo.core.types import Completion, Group, Received, Recipe, canonical, sha256
-from sapo.peers.admission import Fates, admit, said_before
+from sapo.peers.admission import Admission, Fates
 from sapo.peers.dedup import CROWD, DedupIndex, fingerprint
 from sapo.peers.group_rules import check_rules
+from sapo.peers.pool import Pool
 from sapo.tasks.holdout import bucket
 from sapo.tasks.questions import drawn_by, draws
 
@@ -55,18 +56,16 @@ def answers(**values: Any) -> tuple[Completion, ...]:
     return (first, *(Completion(text=text, finish_reason="stop") for text in TEXTS[1:]))
 
 
-def try_to_admit(one: Received, *, seen: DedupIndex | None = None, now: float = 1000.0, **more: Any) -> Group:
-    return admit(
-        one,
-        manifest=MANIFEST,
-        own_key=make_identity("me").key,
-        own_node="me",
-        now=now,
-        max_age_s=60.0,
-        seen=DedupIndex() if seen is None else seen,
-        has_control_tokens=lambda text: "<|end|>" in text,
-        **more,
-    )
+def admission(seen: DedupIndex | None = None, **more: Any) -> Admission:
+    """That of node `me`, whose pool is empty and has seen such groups."""
+    pool = Pool(PoolConfig(max_age_s=60.0))
+    pool.seen = pool.seen if seen is None else seen
+    more = {"has_control_tokens": lambda text: "<|end|>" in text} | more
+    return Admission(MANIFEST, make_identity("me").key, "me", pool, **more)
+
+
+def try_to_admit(one: Received, *, now: float = 1000.0, **context: Any) -> Group:
+    return admission(**context).admit(one, now)
 
 
 def refusal(one: Received, **context: Any) -> Refused:
@@ -228,7 +227,7 @@ def test_the_earlier_on_the_bus_is_the_original_whatever_came_first_here() -> No
     seen = DedupIndex()
     seen.add(make_group_of(late), late.signed.content_sha256, late.timestamp)
     assert try_to_admit(early, seen=seen).node == "honest"
-    found = said_before(make_group_of(early), early.timestamp, seen, lambda met: False)
+    found = admission(seen).said_before(make_group_of(early), early.timestamp)
     assert found is not None
     assert (found[0].group_id, found[1]) == (late.signed.group_id, Fates("stays", "copy"))
 
@@ -281,8 +280,8 @@ def test_ids_that_do_not_say_what_the_text_says_are_refused() -> None:
 
 
 def test_a_group_that_the_own_key_signed_elsewhere_is_told_from_an_own_one() -> None:
-    assert refusal(received("me"), own_group=lambda group: True).code == "own_echo"
-    refused = refusal(received("me"), own_group=lambda group: False)
+    assert refusal(received("me"), may_be_own=lambda group, at: True).code == "own_echo"
+    refused = refusal(received("me"), may_be_own=lambda group, at: False)
     assert refused.code == "own_key"
     assert refused.group is not None
 
@@ -290,7 +289,7 @@ def test_a_group_that_the_own_key_signed_elsewhere_is_told_from_an_own_one() -> 
 def test_an_envelope_that_only_names_the_own_key_alarms_nobody() -> None:
     forged = received().signed.model_copy(update={"key": make_identity("me").key})
     one = received().model_copy(update={"signed": forged})
-    assert refusal(one, own_group=lambda group: False).code == "bad_signature"
+    assert refusal(one, may_be_own=lambda group, at: False).code == "bad_signature"
 
 
 def test_two_thousand_new_names_push_nobodys_groups_out_of_the_memory() -> None:

@@ -61,7 +61,7 @@ def test_a_blocked_author_leaves_the_pool_in_the_next_round_and_is_taken_in_agai
             hand_over(other, bus)
             node.run_round()
 
-        pool, author = node.parts.intake.pool, f"n1 ({other.parts.intake.key[:12]})"
+        pool, author = node.parts.intake.pool, f"n1 ({other.parts.intake.admission.key[:12]})"
         round()
         held = len(pool)
         assert held, "there is something to leave out"
@@ -76,7 +76,7 @@ def test_a_blocked_author_leaves_the_pool_in_the_next_round_and_is_taken_in_agai
         assert f"n0: {author} is left out from round 1 on" in caplog.text
         assert "left out by n0 since " in sapo("status")
         assert "KEY = 'n2': is no author met here" in sapo("peer", "unblock", "n2")
-        sapo("peer", "unblock", other.parts.intake.key[:6])
+        sapo("peer", "unblock", other.parts.intake.admission.key[:6])
         round()
         assert "pool/refused/blocked" not in node.journal.result(2).metrics, "what it publishes from now on"
         assert "left out" not in sapo("status")

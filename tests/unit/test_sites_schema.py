@@ -15,9 +15,8 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
 from sapo.core.types import Completion, Group, Received, SchemaVersion, SignedGroup, canonical, sha256
 from sapo.ops.archiver import Archiver
-from sapo.peers.admission import admit
-from sapo.peers.dedup import DedupIndex
-from sapo.peers.pool import Entry
+from sapo.peers.admission import Admission
+from sapo.peers.pool import Entry, Pool
 from sapo.peers.signing import unseal
 from sapo.store.history import query
 from sapo.store.history.rollout_rows import group_of, rollout_rows
@@ -115,16 +114,9 @@ def test_a_group_of_the_version_before_is_the_same_group_byte_for_byte(store: St
 @pytest.mark.parametrize("signed", [older(), newer(each={"words": 3}, **NEWER)])
 def test_a_group_of_another_version_may_enter_the_pool(signed: SignedGroup) -> None:
     config = load(sets=["swarm.name=s", "rules.held_out=1e-9", "rules.questions=any"], env={})
-    group = admit(
-        Received(signed=signed, bus_position="0:0", timestamp=1.0),
-        manifest=Manifest.of(config),
-        own_key="ff" * 32,
-        own_node="n0",
-        now=2.0,
-        max_age_s=10.0,
-        seen=DedupIndex(),
-        has_control_tokens=lambda text: False,
-    )
+    pool = Pool(config.pool)
+    admission = Admission(Manifest.of(config), "ff" * 32, "n0", pool, has_control_tokens=lambda text: False)
+    group = admission.admit(Received(signed=signed, bus_position="0:0", timestamp=1.0), 2.0)
     assert group.group_id == signed.group_id
 
 

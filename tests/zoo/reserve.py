@@ -103,13 +103,14 @@ class Reserve:
         return {
             group.group_id
             for group in groups
-            if group.key != node.parts.intake.key and not any(taken(c.text) for c in group.completions)
+            if group.key != node.parts.intake.admission.key
+            and not any(taken(c.text) for c in group.completions)
         }
 
     @property
     def honest(self) -> set[str]:
         """Keys of the honest nodes."""
-        return {node.parts.intake.key for node in self.nodes}
+        return {node.parts.intake.admission.key for node in self.nodes}
 
     def peer(self, name: str) -> Peer:
         """A hostile peer that nobody has heard of."""

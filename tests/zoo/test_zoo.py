@@ -188,4 +188,6 @@ def test_a_lie_that_its_own_signature_proves_makes_nobody_known(reserve: Reserve
     assert passage.metrics["peers/faults"]
     for node in reserve.nodes:
         assert not node.parts.intake.quotas.known(passage.peer.key)
-        assert all(node.parts.intake.quotas.known(key) for key in reserve.honest - {node.parts.intake.key})
+        assert all(
+            node.parts.intake.quotas.known(key) for key in reserve.honest - {node.parts.intake.admission.key}
+        )
