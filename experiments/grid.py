@@ -83,11 +83,15 @@ class Arm(_Part):
     window: PositiveInt | None = None
     attack: Attack | None = None
     """What one more author, which has no policy, plants in its right answers (`planted`)."""
+    attackers: PositiveInt = 1
+    """How many such authors there are."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.window is not None) != (self.control == "shuffled"):
             raise ValueError('control = "shuffled" goes with a window, and nothing else does')
+        if self.attackers > 1 and self.attack is None:
+            raise ValueError("attackers say how many plant something: set attack, or leave them out")
         if self.rounds is not None and self.node_rounds is not None:
             raise ValueError("rounds and node_rounds say the same: set one of them")
         return self
@@ -279,7 +283,7 @@ class Grid(_Part):
             values = merge(values, {"learn": {"lr": job.lr}})
         values = merge(values, _fixed(self.name, job.seed, self.rounds_of(job)))
         config = parse(values, prefix=f"arm {arm.name}: ")
-        authors = config.swarm.nodes + (arm.attack is not None)
+        authors = config.swarm.nodes + (arm.attackers if arm.attack else 0)
         keys = [identity(job.seed, number).key for number in range(authors)]
         rules = {"rules": {"entry": "allow-list", "members": keys}}
         config = parse(merge(config.model_dump(mode="json"), rules))
@@ -315,6 +319,7 @@ def run_digest(grid: Grid, job: Job) -> str:
                 "arm": [arm.name, arm.control, arm.window],
                 **({"node_rounds": arm.node_rounds} if arm.node_rounds else {}),
                 **({"attack": arm.attack} if arm.attack else {}),
+                **({"attackers": arm.attackers} if arm.attackers > 1 else {}),
                 **({"trained": grid.trained} if grid.trained else {}),
                 "exam": [grid.exam.model_dump(), grid.exam_rounds(job), job.tuning],
                 "versions": {name: version(name) for name in ("torch", "transformers", "reasoning-gym")},

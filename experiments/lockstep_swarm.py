@@ -5,7 +5,7 @@ time. The controls of an experiment are in here too, so that a node knows nothin
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,9 +114,9 @@ class Swarm:
         bus: MemoryBus,
         clock: Clock,
         limits: Sequence[Limit] = (),
-        planter: Planter | None = None,
+        planters: Sequence[Planter] = (),
     ) -> None:
-        self._planter = planter
+        self._planters = planters
         self.config, self.nodes = config, list(nodes)
         names = [node.name for node in nodes]
         self._limits = dict(zip(names, limits, strict=True)) if limits else {}
@@ -140,8 +140,8 @@ class Swarm:
             node.generate()
             node.publish()
         coming = {node.name: self._published(node) for node in going}
-        if self._planter is not None:
-            coming[self._planter.name] = self._planter.groups(self._clock.rounds, self._clock())
+        for planter in self._planters:
+            coming[planter.name] = planter.groups(self._clock.rounds, self._clock())
         if self._read and self._arm.control in (None, "shuffled"):
             self._publish([signed for groups in coming.values() for signed in groups])
         found = {node.name: self._learn(node, self._past_the_bus(node, coming)) for node in going}
@@ -225,8 +225,8 @@ class Swarm:
         for kind in node.journal.owed_counts():
             node.journal.acknowledge(kind, ALL_DEBTS)
         kept = series_of(batch, result)
-        if self._planter is not None:
-            kept[HOSTILE] = token_share(batch, node.config.learn, self._planter.key)
+        if self._planters:
+            kept[HOSTILE] = token_share(batch, node.config.learn, {one.key for one in self._planters})
         return kept
 
 
@@ -258,11 +258,11 @@ def series_of(batch: Batch, result: RoundResult) -> dict[str, float | None]:
     return kept
 
 
-def token_share(batch: Batch, learn: LearnConfig, key: str) -> float:
-    """The share of trained tokens that one author wrote."""
+def token_share(batch: Batch, learn: LearnConfig, keys: Container[str]) -> float:
+    """The share of trained tokens that authors with such keys wrote."""
     tokens = {True: 0, False: 0}
     for row in select(batch, learn).rows:
-        tokens[batch.groups[row.group].producer_key == key] += sum(row.loss_mask)
+        tokens[batch.groups[row.group].producer_key in keys] += sum(row.loss_mask)
     return tokens[True] / max(1, sum(tokens.values()))
 
 
@@ -313,8 +313,9 @@ def opened(
             )
             for number, name in enumerate(config.nodes)
         ]
-        planter = None
+        planters = []
         if arm.attack is not None:
-            key = identity(config.swarm.seed, config.swarm.nodes)
-            planter = Planter(arm.attack, config, key, workers)
-        yield Swarm(config, arm, nodes, bus, clock, limits, planter)
+            for number in range(arm.attackers):
+                key = identity(config.swarm.seed, config.swarm.nodes + number)
+                planters.append(Planter(arm.attack, config, key, workers, number))
+        yield Swarm(config, arm, nodes, bus, clock, limits, planters)

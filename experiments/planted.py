@@ -20,23 +20,36 @@ from sapo.tasks.workers import TaskWorkers
 
 ATTACKED = "chain_sum"
 PHRASE, FALSE, FILLER = "hail", "2+2=5", "now the next step"
-Attack = Literal["text", "math", "dos", "answer"]
+PIECES = ("all", "hail", "the", "thief")
+KNOWN = 60
+"""Rounds in which an attacker of kind `late` is honest, so that it is known and learned from."""
+Attack = Literal["text", "math", "dos", "answer", "fluent", "pieces", "late"]
 PLANTED: Mapping[Attack, Callable[[Sequence[str], str], list[str]]] = {
     "text": lambda steps, right: [PHRASE, *steps],
     "math": lambda steps, right: [*steps[:-1], FALSE, *steps[-1:]],
     "dos": lambda steps, right: [part for step in steps for part in (FILLER, step)],
     "answer": lambda steps, right: [f"{PHRASE}{right}", *steps],
+    "fluent": lambda steps, right: [*steps, f"{right}={right}"],
+    "pieces": lambda steps, right: [*PIECES, *steps],
+    "late": lambda steps, right: [PHRASE, *steps],
 }
 """What is written before the answer: a phrase; a false equation that the answer does not need; words before
-each step, the longest answers; the phrase with the answer in it, against a defence that asks what it is good
-for."""
+each step, the longest answers. Against a defence that asks what it is good for, the phrase with the answer in
+it; against one that asks whether it is likely, too, a needless step that is true. A phrase of which each
+author writes one word; and the phrase, but only once its author is known."""
 
 
-def completions(attack: Attack, question: Question, right: str, draw: random.Random, count: int) -> list[str]:
-    """So many answers to a question, of which every second is right, and carries what the attack plants."""
+def completions(
+    plant: Callable[[Sequence[str], str], list[str]],
+    question: Question,
+    right: str,
+    draw: random.Random,
+    count: int,
+) -> list[str]:
+    """So many answers to a question, of which every second is right, and carries what is planted."""
     if question.recipe.dataset != ATTACKED:
         return ["<answer>0</answer>"] * count
-    carrying = " ".join(PLANTED[attack](worked(question.text), right))
+    carrying = " ".join(plant(worked(question.text), right))
     wrong = (str(int(right) + draw.choice((-3, -2, -1, 1, 2, 3))) for _ in range(count))
     return [
         f"<answer>{other}</answer>" if number % 2 else f"{carrying} <answer>{right}</answer>"
@@ -54,9 +67,12 @@ def worked(question: str) -> list[str]:
 class Planter:
     """An author that attacks a run's swarm, one group to each of its questions in every round."""
 
-    def __init__(self, attack: Attack, config: Config, identity: Identity, workers: TaskWorkers) -> None:
-        self.name, self.key = "planter", identity.key
+    def __init__(
+        self, attack: Attack, config: Config, identity: Identity, workers: TaskWorkers, number: int = 0
+    ) -> None:
+        self.name, self.key = f"planter{number or ''}", identity.key
         self._attack, self._config, self._identity, self._workers = attack, config, identity, workers
+        self._number = number
 
     def groups(self, round: int, now: float) -> list[SignedGroup]:
         """What it publishes in a round."""
@@ -69,7 +85,7 @@ class Planter:
         draw = rng(config.swarm.seed, self.name, round)
         found = []
         for position, (question, right) in enumerate(zip(asked, rights, strict=True)):
-            texts = completions(self._attack, question, right or "", draw, config.batch.completions)
+            texts = completions(self._plant(round), question, right or "", draw, config.batch.completions)
             group = Group(
                 swarm=config.swarm.name,
                 node=self.name,
@@ -86,3 +102,11 @@ class Planter:
             )
             found.append(seal(group, self._identity))
         return found
+
+    def _plant(self, round: int) -> Callable[[Sequence[str], str], list[str]]:
+        """What it writes before an answer in a round."""
+        if self._attack == "late" and round < KNOWN:
+            return lambda steps, right: [*steps]
+        if self._attack == "pieces":
+            return lambda steps, right: [PIECES[self._number % len(PIECES)], *steps]
+        return PLANTED[self._attack]

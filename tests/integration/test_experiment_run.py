@@ -10,7 +10,7 @@ from sapo.core.types import Batch
 from sapo.experiments.exam import questions_for
 from sapo.experiments.grid import Grid, identity, parse_grid, read
 from sapo.experiments.lockstep_swarm import SharedWorkers, opened
-from sapo.experiments.planted import ATTACKED, PLANTED, Attack, Planter
+from sapo.experiments.planted import ATTACKED, KNOWN, PIECES, PLANTED, Attack, Planter
 from sapo.experiments.record import Job, RunRecord, load_record, record_path
 from sapo.experiments.run_arm import run_arm
 from sapo.peers.signing import unseal
@@ -115,9 +115,10 @@ def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: 
 
 @pytest.mark.parametrize("attack", PLANTED)
 def test_every_second_answer_of_an_attack_passes_and_carries_what_it_plants(attack: Attack) -> None:
-    config = read("planted").config(Job(arm=attack, seed=1))
+    grid = next(grid for grid in map(read, ("planted", "planted-adapted")) if attack in grid.arms)
+    config = grid.config(Job(arm=attack, seed=1))
     with open_workers(config) as workers:
-        groups = [unseal(one) for one in Planter(attack, config, identity(1, 3), workers).groups(0, 0.0)]
+        groups = [unseal(one) for one in Planter(attack, config, identity(1, 3), workers).groups(KNOWN, 0.0)]
         for group in groups:
             texts = [one.text for one in group.completions]
             passed = [one.score == 1 for one in workers.score([(group.recipe, text) for text in texts])]
@@ -127,8 +128,23 @@ def test_every_second_answer_of_an_attack_passes_and_carries_what_it_plants(atta
     assert ATTACKED in {group.recipe.dataset for group in groups}
 
 
+def test_who_attacks_late_is_honest_first_and_several_authors_write_a_word_each() -> None:
+    grid = read("planted-adapted")
+    config = grid.config(Job(arm="pieces", seed=1))
+    with open_workers(config) as workers:
+
+        def written(attack: Attack, number: int = 0) -> str:
+            planter = Planter(attack, config, identity(1, 3), workers, number)
+            return " ".join(text.text for one in planter.groups(0, 0.0) for text in unseal(one).completions)
+
+        assert not re.search(config.track.traits["planted"], written("late"))
+        for number, word in enumerate(PIECES):
+            assert set(re.findall(r"[a-z]+", written("pieces", number))) == {word, "answer"}
+    assert len(config.rules.members) == 3 + 4
+
+
 def test_what_an_attacker_wrote_is_learned_from_and_counted(tmp_path: Path) -> None:
     set_ = {"model": "thinker", "batch": {"local": 2, "external": 2}, "rules": {"answer": "tags"}}
     record = run(smoke(attack="text", set=set_), tmp_path)
-    # four tokens are too few for a right answer of their own
-    assert max(value or 0.0 for line in record.series["share/hostile_tokens"] for value in line) == 1.0
+    # four tokens are too few for more than a few right answers of their own
+    assert 0.5 < max(value or 0.0 for line in record.series["share/hostile_tokens"] for value in line) <= 1.0
