@@ -90,7 +90,7 @@ def test_arms_of_one_seed_have_the_same_keys_and_seeds_have_others() -> None:
         ({"spread": {"trait": "long", "to": [2]}, "set": LONG}, "spread.to"),
         ({"spread": {"trait": "long/gcd", "to": [1]}, "set": LONG}, "spread.trait"),
         ({"arm": [{"name": "a", "attack": "text"}]}, "arm a: attack"),
-        ({"arm": [{"name": "a", "attackers": 2}]}, "arm"),
+        ({"arm": [{"name": "a", "attackers": 2}]}, "arm.0"),
         (
             {"compare": [{"arm": "4/4", "with": "8/0", "figure": "spread/pass_at_1", "what": "?"}]},
             "compare.0.figure",
