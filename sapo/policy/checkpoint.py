@@ -197,7 +197,13 @@ def _write(
     path.mkdir()
     save_model(path)
     with (path / "optimizer.pt").open("wb") as file:
-        torch.save(dict(optimizer), file)
+        try:
+            torch.save(dict(optimizer), file)
+        except RuntimeError as error:
+            # torch ends the file even so, and the error of that hides why it could not be written
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
     # what cannot be loaded back is worth nothing: find out now
     torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True, mmap=True)
     files = {
