@@ -18,7 +18,8 @@ from sapo.learn.collate import Chunk
 from sapo.learn.unused_ids import hide_unused, unused_ids
 
 SHARING = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
-"""Model types known to take a four-dimensional mask and explicit positions as they are given."""
+"""Model types known to take a four-dimensional mask and explicit positions as they are given, and to hand
+further arguments on to their attention."""
 
 
 @dataclass(frozen=True, slots=True)
