@@ -101,8 +101,8 @@ class Learner:
     with `position_ids` and `logits_to_keep` where its signature has them. It is put in evaluation mode:
     with dropout the ratio of a policy to itself is not 1. Only parameters that require gradients are
     trained. Those not in float32 have float32 masters, or steps below their precision would be lost.
-    `temperature` is the one the node samples at, `device` where the model is put; it stays where it is
-    without one. Raises `UserError` when there is nothing to train, or where a setting does not fit the model.
+    `temperature` is the one the node samples at. Raises `UserError` when there is nothing to train, or where
+    a setting does not fit the model.
     """
 
     def __init__(
@@ -112,9 +112,8 @@ class Learner:
         *,
         temperature: float,
         guard: GuardConfig | None = None,
-        device: str | torch.device | None = None,
     ) -> None:
-        self.model = (model if device is None else model.to(device)).eval()
+        self.model = model.eval()
         self.guard = guard or GuardConfig()
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._parameters = [p for _, p in trained]
@@ -316,9 +315,7 @@ class Learner:
         self._forget_gradients()
         return StepResult(None if metrics["learn/steps"] else problem, metrics, problem, logprobs)
 
-    def _accumulate(
-        self, chunks: Sequence[Chunk], old: list[_Start], untrained: _Pass | None = None, groups: int = 0
-    ) -> _Pass:
+    def _accumulate(self, chunks: Sequence[Chunk], old: list[_Start], untrained: _Pass, groups: int) -> _Pass:
         """Forward and backward over all micro-batches; `old` is filled in the first epoch.
 
         `untrained` holds what was measured of the own completions, of so many `groups`, that are not trained.
@@ -374,12 +371,12 @@ class Learner:
         part: Part,
         among: Mapping[int, int],
         done: _Pass,
-        untrained: _Pass | None,
+        untrained: _Pass,
         groups: int,
     ) -> Tensor:
         """The factor of each completion [S] of a micro-batch: below 1 for foreign ones that would weigh more
         than their group may."""
-        if self.learn.foreign_bound == "none" or untrained is None or not bool(chunk.external.any()):
+        if self.learn.foreign_bound == "none" or not bool(chunk.external.any()):
             return torch.ones_like(chunk.advantages)
         size, surprise = (done.of(name) + untrained.of(name) for name in ("own_size", "own_surprise"))
         bound = Bound.of(size, surprise, groups, self.learn.advantage)

@@ -17,7 +17,6 @@ class Opening:
     threads: int
     max_length: int
     cache_bytes: int
-    max_rows: int
     stop_ids: tuple[int, ...]
     unused_ids: tuple[int, ...]
     """Ids that no token has, and that are never drawn."""
