@@ -116,7 +116,16 @@ class Forward:
         again = _computed_again(self._layers) if learn.activation_checkpointing else nullcontext()
         with _precision(chunk, learn), again:
             if self.parts is not None:
-                flat, entropy = self._in_blocks(self.parts, chunk, learn, temperature, beginning)
+                hidden, head = self._hidden(self.parts, chunk, learn, beginning), self.parts.head
+                flat, entropy = token_logprobs(
+                    hidden,
+                    head.weight,
+                    head.bias,
+                    chunk.rows,
+                    chunk.targets,
+                    temperature=temperature,
+                    unused=unused_ids(self.model),
+                )
             else:
                 flat, entropy = self._at_once(chunk, temperature)
         entropy = entropy.index_select(0, chunk.rows)
@@ -135,21 +144,6 @@ class Forward:
                 scores = self._logits(chunk).float()[chunk.rows]
                 flat = (scores > scores.gather(1, chunk.targets[:, None])).sum(1)
         return flat.index_select(0, chunk.index.reshape(-1)).reshape(chunk.index.shape)
-
-    def _in_blocks(
-        self,
-        parts: BackboneAndHead,
-        chunk: Chunk,
-        learn: LearnConfig,
-        temperature: float,
-        beginning: Beginning | None,
-    ) -> tuple[Tensor, Tensor]:
-        hidden = self._hidden(parts, chunk, learn, beginning)
-        weight, bias = parts.head.weight, parts.head.bias
-        unused = unused_ids(self.model)
-        return token_logprobs(
-            hidden, weight, bias, chunk.rows, chunk.targets, temperature=temperature, unused=unused
-        )
 
     def _hidden(
         self, parts: BackboneAndHead, chunk: Chunk, learn: LearnConfig, beginning: Beginning | None
