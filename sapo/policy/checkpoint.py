@@ -7,7 +7,6 @@ and what repeating the rounds after it bit for bit depends on. Importing this mo
 
 import contextlib
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from typing import Any, Self
 
 from sapo.core.atomic_file import sync_directory, sync_file
 from sapo.core.errors import SapoError, UserError
-from sapo.core.types import canonical, sha256
+from sapo.core.types import canonical, file_sha256, sha256
 
 CHECKPOINT_VERSION = 1
 _NAME = re.compile(r"round-(\d{6,})")
@@ -189,7 +188,7 @@ def verify(path: Path, expected: Checkpoint | None = None) -> Checkpoint:
     for name, (size, digest) in listed.items():
         if (path / name).stat().st_size != size:
             raise BrokenCheckpoint(f"{name} has {(path / name).stat().st_size} bytes instead of {size}")
-        if _digest(path / name) != digest:
+        if file_sha256(path / name) != digest:
             raise BrokenCheckpoint(f"{name} does not have the digest it was written with")
     if expected is not None and found.to_json() != expected.to_json():
         raise BrokenCheckpoint("it describes another round or other weights")
@@ -226,7 +225,8 @@ def _write(
     # what cannot be loaded back is worth nothing: find out now
     torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True, mmap=True)
     files = {
-        name: {"bytes": (path / name).stat().st_size, "sha256": _digest(path / name)} for name in _files(path)
+        name: {"bytes": (path / name).stat().st_size, "sha256": file_sha256(path / name)}
+        for name in _files(path)
     }
     body: dict[str, Any] = json.loads(checkpoint.to_json())
     manifest = {
@@ -286,11 +286,6 @@ def _clean(directory: Path, round: int, keep: int, pinned: Collection[Path]) -> 
 def _files(path: Path) -> list[str]:
     names = [str(entry.relative_to(path)) for entry in path.rglob("*") if entry.is_file()]
     return sorted(name for name in names if name != _MANIFEST)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _versions() -> dict[str, str]:
