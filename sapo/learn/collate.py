@@ -127,6 +127,7 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
     rows: list[Row] = []
     untrained: list[Row] = []
     silent = [0.0, 0.0]
+    completions: float = 0
     tokens, count = _usual(batch, learn)
     dropped = {"truncated": 0, "foreign": 0}
     missing = 0
@@ -149,6 +150,7 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
         foreign = group.source == "external"
         silent[0] += min(quiet[0], tokens) if foreign else quiet[0]
         silent[1] += min(quiet[1], count) if foreign else quiet[1]
+        completions += min(len(group.samples), count) if foreign else len(group.samples)
     metrics = _shares(batch) | {
         "learn/sequences": float(len(rows)),
         "learn/excluded_truncated": float(dropped["truncated"]),
@@ -156,10 +158,6 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
     }
     if learn.believes:
         metrics["learn/behaviour_missing"] = float(missing)
-    completions = sum(
-        min(len(group.samples), count) if group.source == "external" else len(group.samples)
-        for group in batch.groups
-    )
     return Selection(rows, untrained, completions, silent[0], silent[1], metrics)
 
 
@@ -285,16 +283,9 @@ def _portions(rows: Sequence[Row], size: int) -> list[list[Row]]:
     by_prompt: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
         by_prompt.setdefault(row.token_ids[: row.start], []).append(row)
-    portions: list[list[Row]] = []
-    for alike in by_prompt.values():
-        for i in range(0, len(alike), size):
-            piece = alike[i : i + size]
-            home = next((portion for portion in portions if len(portion) + len(piece) <= size), None)
-            if home is None:
-                portions.append(piece)
-            else:
-                home.extend(piece)
-    return portions
+    pieces = [alike[i : i + size] for alike in by_prompt.values() for i in range(0, len(alike), size)]
+    portions = _first_fit([len(piece) for piece in pieces], size)
+    return [[row for number in portion for row in pieces[number]] for portion in portions]
 
 
 def _chunk(
@@ -377,19 +368,23 @@ def _arrange(rows: Sequence[Row], shared: bool, skipped: int) -> tuple[list[list
 
 def _packed(blocks: Sequence[_Block]) -> list[list[int]]:
     """Blocks put into as few lines as first-fit finds, none longer than the longest block."""
-    room = max(block.length for block in blocks)
-    lines: list[list[int]] = []
+    order = sorted(range(len(blocks)), key=lambda n: -blocks[n].length)
+    lengths = [blocks[number].length for number in order]
+    return [[order[place] for place in line] for line in _first_fit(lengths, lengths[0])]
+
+
+def _first_fit(sizes: Sequence[int], room: int) -> list[list[int]]:
+    """Places of `sizes`, each put into the first bin in which there is still room for it."""
+    bins: list[list[int]] = []
     left: list[int] = []
-    for number in sorted(range(len(blocks)), key=lambda n: -blocks[n].length):
-        length = blocks[number].length
-        line = next((k for k, free in enumerate(left) if free >= length), None)
-        if line is None:
-            line = len(lines)
-            lines.append([])
+    for place, size in enumerate(sizes):
+        number = next((k for k, free in enumerate(left) if free >= size), len(bins))
+        if number == len(bins):
+            bins.append([])
             left.append(room)
-        lines[line].append(number)
-        left[line] -= length
-    return lines
+        bins[number].append(place)
+        left[number] -= size
+    return bins
 
 
 def _inputs(
