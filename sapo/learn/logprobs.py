@@ -15,7 +15,7 @@ from sapo.core.config.load import LearnConfig
 from sapo.core.errors import UserError
 from sapo.learn.chunked_head import embed, token_logprobs, token_ranks
 from sapo.learn.collate import Chunk
-from sapo.learn.unused_ids import hide_unused, unused_ids
+from sapo.learn.unused_ids import base_of, hide_unused, unused_ids
 
 SHARING = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
 """Model types known to take a four-dimensional mask and explicit positions as they are given, and to hand
@@ -71,7 +71,7 @@ class Forward:
         self.parts = split_model(model)
         self._compiled: Callable[..., Any] | None = None
         self._layers = [module for module in model.modules() if _is_layer(module)]
-        self._model_takes = _arguments(_base(model))
+        self._model_takes = _arguments(base_of(model))
         self._backbone_takes = _arguments(self.parts.backbone) if self.parts else frozenset()
 
     def check(self, learn: LearnConfig) -> None:
@@ -80,14 +80,14 @@ class Forward:
             raise UserError(
                 "learn.activation_checkpointing",
                 True,
-                f"{type(_base(self.model)).__name__} has no layers that could be computed again",
+                f"{type(base_of(self.model)).__name__} has no layers that could be computed again",
                 "leave it out and lower learn.micro_batch",
             )
         if learn.compile and self.parts is None:
             raise UserError(
                 "learn.compile",
                 True,
-                f"{type(_base(self.model)).__name__} is no backbone with a plain linear head",
+                f"{type(base_of(self.model)).__name__} is no backbone with a plain linear head",
                 "leave it out",
             )
 
@@ -186,13 +186,13 @@ def split_model(model: torch.nn.Module) -> BackboneAndHead | None:
 
     Tried on two tokens: some models scale or bend their logits after the head.
     """
-    base = _base(model)
+    base = base_of(model)
     find = getattr(base, "get_output_embeddings", None)
     head = find() if find is not None else None
     backbone = getattr(base, "base_model", base)
     if type(head) is not torch.nn.Linear or backbone is base or not head.weight.is_leaf:
         return None
-    looked_up = base.get_input_embeddings()  # type: ignore[operator]
+    looked_up = base.get_input_embeddings()
     embedding = looked_up if _plain(looked_up) else None
     for parts in (BackboneAndHead(backbone, head, embedding), BackboneAndHead(backbone, head, None)):
         if _agree(model, parts):
@@ -213,11 +213,6 @@ def shares_prompts(model: torch.nn.Module) -> bool:
         and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
         and set(layers) == {"full_attention"}
     )
-
-
-def _base(model: torch.nn.Module) -> torch.nn.Module:
-    """The model itself, without a LoRA wrapper."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
 def _arguments(module: torch.nn.Module) -> frozenset[str]:
