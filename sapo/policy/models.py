@@ -207,15 +207,13 @@ def describe(
     marker = _end_marker(spec, tokenizer)
     end_id = marker if marker is not None else tokenizer.eos_token_id
     if end_id is None:
-        raise UserError(
-            "model", spec, "its tokenizer has no end token", "set eos_token or a template that ends turns"
-        )
+        problem = "its tokenizer has no end token"
+        raise UserError("model", spec, problem, "set eos_token or a template that ends turns")
     used = _ids(tokenizer)
     vocabulary = max(used) + 1
     if vocabulary > model.get_input_embeddings().weight.shape[0]:
-        raise UserError(
-            "model", spec, "its tokenizer has more tokens than the model", "use the tokenizer it came with"
-        )
+        problem = "its tokenizer has more tokens than the model"
+        raise UserError("model", spec, problem, "use the tokenizer it came with")
     stop_ids = tuple(sorted({end_id, *_stops(model, tokenizer)}))
     return LoadedPolicy(
         model=model.eval(),
@@ -409,9 +407,8 @@ def with_adapter(model: Any, config: Config) -> Any:
         try:
             adapted = get_peft_model(model, settings)
         except ValueError as error:
-            raise UserError(
-                "lora.target_modules", config.lora.target_modules, said(error), "name its linear layers"
-            ) from None
+            remedy = "name its linear layers"
+            raise UserError("lora.target_modules", config.lora.target_modules, said(error), remedy) from None
     _refuse_half_tied(adapted, config.lora.target_modules)
     return adapted
 
@@ -480,9 +477,8 @@ def _end_marker(spec: str, tokenizer: Any) -> int | None:
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except TemplateError as error:
-        raise UserError(
-            "model", spec, f"its chat template fails: {said(error)}", "correct the template"
-        ) from None
+        problem = f"its chat template fails: {said(error)}"
+        raise UserError("model", spec, problem, "correct the template") from None
     special = set(tokenizer.all_special_ids) | _special_ids(tokenizer)
     tail = tokenizer(text.rpartition(_PROBE)[2], add_special_tokens=False).input_ids
     return next((token for token in tail if token in special), None)
@@ -564,9 +560,8 @@ def _self_check(spec: str, policy: LoadedPolicy) -> None:
     """Render a prompt and an answer: the answer must be trainable up to a stop token."""
     prompt, answer = policy.encode_prompt("1 + 1 = ?"), policy.encode_completion("2", "stop")
     if not prompt or len(answer) < 2 or answer[-1] not in policy.stop_ids:
-        raise UserError(
-            "model", spec, "its template leaves no answer to train", "use a model with a chat template"
-        )
+        problem = "its template leaves no answer to train"
+        raise UserError("model", spec, problem, "use a model with a chat template")
     bos = policy.tokenizer.bos_token_id
     if bos is not None and bos != policy.end_id and bos in answer:
         raise UserError("model", spec, "puts its start token into answers", "use another tokenizer")

@@ -79,12 +79,9 @@ def solved(config: Config, workers: TaskWorkers) -> Iterator[list[tuple[Question
         answers = workers.answers([question.recipe for question in questions])
         pairs = [(q, a) for q, a in zip(questions, answers, strict=True) if a is not None]
         if not pairs:
-            raise UserError(
-                "tasks",
-                sorted({task.dataset for task in config.tasks}),
-                "no data set among them tells its answers, so the starter has nothing to learn from",
-                "add one that does, or set model to a trained one",
-            )
+            problem = "no data set among them tells its answers, so the starter has nothing to learn from"
+            remedy = "add one that does, or set model to a trained one"
+            raise UserError("tasks", sorted({task.dataset for task in config.tasks}), problem, remedy)
         yield pairs
 
 

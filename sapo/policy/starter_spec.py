@@ -56,7 +56,6 @@ def variant_of(config: Config, spec: str | None = None) -> str:
     text = config.model if spec is None else spec
     name = text.partition(":")[2] or config.starter.variant
     if name not in VARIANTS:
-        raise UserError(
-            "model", f"starter:{name}", "there is no such starter", f"variants are: {', '.join(VARIANTS)}"
-        )
+        problem = "there is no such starter"
+        raise UserError("model", f"starter:{name}", problem, f"variants are: {', '.join(VARIANTS)}")
     return name

