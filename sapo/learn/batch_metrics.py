@@ -19,10 +19,8 @@ def reward_means(name: str, scores: Iterable[tuple[str, float | None]]) -> dict[
 
 
 def reward_metrics(groups: Sequence[BatchGroup]) -> dict[str, float]:
-    """`reward/local`, `/external` and `/training_set` of a batch, all and per task, on raw scores.
-
-    A node whose batch has a choice of its own groups reports `reward/local` over all of them instead.
-    """
+    """`reward/local`, `/external` and `/training_set` of a batch, all and per task, on raw scores. A node
+    whose batch has a choice of its own groups reports `reward/local` over all of them instead."""
     metrics: dict[str, float] = {}
     parts = {
         "reward/local": [group for group in groups if group.source == "local"],

@@ -107,10 +107,8 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a sequence stands: row, column of its prompt, column of its completion.
-
-    The prompt's column is below 0 where tokens before it were left out.
-    """
+    """Where a sequence stands: row, column of its prompt, column of its completion. The prompt's column is
+    below 0 where tokens before it were left out."""
 
     row: int
     trunk: int
@@ -329,10 +327,8 @@ def _padded(lists: Iterable[Sequence], value: object) -> list[list]:
 
 
 def _split(row: Row, skipped: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Prompt without the tokens that are left out, and the part of the completion that is input.
-
-    The last trained token is a target only.
-    """
+    """Prompt without the tokens that are left out, and the part of the completion that is input. The last
+    trained token is a target only."""
     end = len(row.loss_mask) - 1 - row.loss_mask[::-1].index(1)
     return row.token_ids[skipped : row.start], row.token_ids[row.start : end]
 
@@ -415,10 +411,8 @@ def _inputs(
 
 
 def _attention(blocks: Tensor, branches: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive mask [B, 1, T, T]: a token sees what comes before it in its own prompt and completion.
-
-    Padding sees padding, so that no row of the softmax is empty.
-    """
+    """Additive mask [B, 1, T, T]: a token sees what comes before it in its own prompt and completion. Padding
+    sees padding, so that no row of the softmax is empty."""
     width = blocks.shape[1]
     before = torch.ones(width, width, dtype=torch.bool).tril()
     same_block = blocks[:, :, None] == blocks[:, None, :]

@@ -24,10 +24,8 @@ further arguments on to their attention."""
 
 @dataclass(frozen=True, slots=True)
 class BackboneAndHead:
-    """A model taken apart: what gives its last hidden states, the linear head, the embedding.
-
-    `embedding` is None where the model looks up its ids in another way than plainly.
-    """
+    """A model taken apart: what gives its last hidden states, the linear head, the embedding. `embedding` is
+    None where the model looks up its ids in another way than plainly."""
 
     backbone: torch.nn.Module
     head: torch.nn.Linear
@@ -35,10 +33,8 @@ class BackboneAndHead:
 
 
 class Beginning:
-    """Keys and values of what all sequences of an update begin with, read once.
-
-    Micro-batches attend to them as to leaves; `backward` hands on what gradient these have gathered.
-    """
+    """Keys and values of what all sequences of an update begin with, read once. Micro-batches attend to them
+    as to leaves; `backward` hands on what gradient these have gathered."""
 
     def __init__(self, cache: Any) -> None:
         self._kind = type(cache)
@@ -86,9 +82,7 @@ class Forward:
 
     def may_begin(self, learn: LearnConfig) -> bool:
         """Whether what all prompts begin with may be left out of the rows, where the model shares prompts.
-
-        Layers that are computed again would add to the cache again.
-        """
+        Layers that are computed again would add to the cache again."""
         return self.parts is not None and not learn.activation_checkpointing and not learn.compile
 
     def begin(self, chunks: Sequence[Chunk], learn: LearnConfig) -> Beginning | None:
@@ -103,9 +97,7 @@ class Forward:
         self, chunk: Chunk, learn: LearnConfig, temperature: float, beginning: Beginning | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-probability [S, W] of every trained token, and entropy in nats without gradient; float32.
-
-        `beginning` is what `begin` gave.
-        """
+        `beginning` is what `begin` gave."""
         again = _computed_again(self._layers) if learn.activation_checkpointing else nullcontext()
         with _precision(chunk, learn), again:
             if self.parts is not None:
@@ -175,10 +167,8 @@ class Forward:
 
 
 def split_model(model: torch.nn.Module) -> BackboneAndHead | None:
-    """Backbone, head and embedding; None where the logits are not just `head(backbone(ids))`.
-
-    Tried on two tokens: some models scale or bend their logits after the head.
-    """
+    """Backbone, head and embedding; None where the logits are not just `head(backbone(ids))`. Tried on two
+    tokens: some models scale or bend their logits after the head."""
     base = base_of(model)
     find = getattr(base, "get_output_embeddings", None)
     head = find() if find is not None else None
@@ -262,10 +252,8 @@ def _agree(model: torch.nn.Module, parts: BackboneAndHead) -> bool:
 
 @contextmanager
 def _computed_again(layers: list[torch.nn.Module]) -> Iterator[None]:
-    """Layers called in here keep nothing for their backward pass but their inputs.
-
-    The library's own switch acts in training mode only, where dropout would act too.
-    """
+    """Layers called in here keep nothing for their backward pass but their inputs. The library's own switch
+    acts in training mode only, where dropout would act too."""
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:

@@ -160,10 +160,8 @@ class Learner:
         return {"kind": self._kind, "optimizer": self._optimizer.state_dict(), "masters": masters, **outer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave; load the model's weights first. The present settings stay.
-
-        Raises `ValueError` where it belongs to another model, `UserError` where its optimiser is missing.
-        """
+        """Take over what `state_dict` gave; load the model's weights first. The present settings stay. Raises
+        `ValueError` where it belongs to another model, `UserError` where its optimiser is missing."""
         self._use(state.get("kind", "adamw"))
         self._optimizer.load_state_dict(state["optimizer"])
         held = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
@@ -182,10 +180,8 @@ class Learner:
         self.outer = SlowWeights.begin(self.names, self.weights())
 
     def land(self) -> float:
-        """Put the slow weights in place of the weights; returns the norm of the jump.
-
-        The optimiser's moments stay: they are of the weights before.
-        """
+        """Put the slow weights in place of the weights; returns the norm of the jump. The optimiser's moments
+        stay: they are of the weights before."""
         assert self.outer is not None
         jump = [float(torch.dist(new, old)) for new, old in zip(self.outer.slow, self.weights(), strict=True)]
         with torch.no_grad():
@@ -402,9 +398,7 @@ class Learner:
 
     def logprobs(self, chunk: Chunk, beginning: Beginning | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability [S, W] of every trained token at the sampling temperature, and entropy in nats.
-
-        Float32 whatever the model computes in. Entropy has no gradient.
-        """
+        Float32 whatever the model computes in. Entropy has no gradient."""
         return self._forward(chunk, self.learn, self.temperature, beginning)
 
     def _normaliser(self, done: _Pass, chosen: Selection) -> float:

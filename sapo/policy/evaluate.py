@@ -301,10 +301,8 @@ def gain(
     nodes: Mapping[str, Sequence[float]],
     asked: Sequence[int] | None = None,
 ) -> Gain:
-    """Mean over nodes of (node minus its own baseline), paired by question, with its 95 % interval.
-
-    Both mappings are keyed by node; a baseline is the policy that node started from.
-    """
+    """Mean over nodes of (node minus its own baseline), paired by question, with its 95 % interval. Both
+    mappings are keyed by node; a baseline is the policy that node started from."""
     count = len(next(iter(nodes.values())))
     differences = [
         statistics.fmean(scores[q] - baselines[node][q] for node, scores in nodes.items())

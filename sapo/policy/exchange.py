@@ -106,10 +106,8 @@ def _pair(path: Path, name: str) -> tuple[Tensor, Tensor]:
 
 
 def averaged_with(kept: KeptFiles, round: int, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> Partner:
-    """What reads the file that a node has averaged with in a round.
-
-    Raises `Unusable` where it is gone or changed.
-    """
+    """What reads the file that a node has averaged with in a round. Raises `Unusable` where it is gone or
+    changed."""
     path = kept.path(round, digest)
     if not path.exists():
         raise Unusable("absent", f"{path} is gone, with which round {round} was averaged")

@@ -37,10 +37,8 @@ def is_gguf(spec: str) -> bool:
 
 
 def location(spec: str, *, cache: Path) -> Path:
-    """The folder that a GGUF file's model is converted to, by its content.
-
-    Raises `UserError` where there is no such file.
-    """
+    """The folder that a GGUF file's model is converted to, by its content. Raises `UserError` where there is
+    no such file."""
     digest = SHA256 if spec == SMOLLM2 else file_sha256(_file(spec))
     return cache / "gguf" / f"{digest[:16]}-{RECIPE}"
 
@@ -53,10 +51,7 @@ def check(spec: str, *, cache: Path) -> None:
 
 
 def prepare(spec: str, *, cache: Path, progress: Progress | None = None) -> Path:
-    """The folder of a GGUF file's model, made now if it is not there yet: fetched, checked, dequantised.
-
-    Processes that ask at once wait for the first; a killed one leaves nothing behind that counts.
-    """
+    """The folder of a GGUF file's model, made now if it is not there yet: fetched, checked, dequantised."""
     target = location(spec, cache=cache)
     if target.is_dir():
         return target

@@ -110,9 +110,7 @@ class LoadedPolicy:
 
     def encode_completion(self, text: str, finish_reason: FinishReason) -> tuple[int, ...]:
         """Ids of an answer alone: no BOS, no control token but `end_id`, which follows iff it stopped.
-
-        Special tokens in a text that spells a control token are encoded as plain characters.
-        """
+        Special tokens in a text that spells a control token are encoded as plain characters."""
         split = self.has_control_tokens(text)
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=split).input_ids
         return (*ids, self.end_id) if finish_reason == "stop" else tuple(ids)
@@ -180,9 +178,7 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
 
 def wrap(spec: str, model: Any, tokenizer: Any, **how: Any) -> LoadedPolicy:
     """A policy from a model and a tokenizer in memory, after a trial of what a model must be able to do.
-
-    `how` is as in `describe`.
-    """
+    `how` is as in `describe`."""
     settle_positions(model)
     policy = describe(spec, model, tokenizer, **how)
     _refuse_broken(spec, model)
@@ -238,10 +234,8 @@ def _ids(tokenizer: Any) -> set[int]:
 
 
 def weights_sha256(model: torch.nn.Module) -> str:
-    """Hex SHA-256 over the parameters (name, dtype, shape, bytes) in sorted order.
-
-    Under LoRA only the adapter's are hashed: the base does not change.
-    """
+    """Hex SHA-256 over the parameters (name, dtype, shape, bytes) in sorted order. Under LoRA only the
+    adapter's are hashed: the base does not change."""
     digest = hashlib.sha256()
     for name, parameter in _hashed(model):
         head = canonical([name, str(parameter.dtype), list(parameter.shape)]).encode()
@@ -441,9 +435,7 @@ def _load_adapter(model: Any, state: dict[str, torch.Tensor], directory: Path) -
 
 def _conversation(tokenizer: Any, turns: Sequence[str], system: str | None) -> list[dict[str, str]]:
     """The messages of a question, the last of `turns`, after examples: questions and answers by turns.
-
-    Templates that refuse a system role, or leave it out, get it in the first user's turn.
-    """
+    Templates that refuse a system role, or leave it out, get it in the first user's turn."""
     messages = [
         {"role": ("user", "assistant")[place % 2], "content": turn} for place, turn in enumerate(turns)
     ]

@@ -53,11 +53,8 @@ Pair = tuple[Sequence[int], Sequence[int]]
 
 
 def prepare(config: Config, workers: TaskWorkers, *, cache: Path, progress: Progress | None = None) -> Path:
-    """The cached directory of the config's starter, made now if it is not there yet.
-
-    Processes that ask at once wait for the first; a killed one leaves nothing behind that counts.
-    `progress(done, total, what)` counts supervised steps.
-    """
+    """The cached directory of the config's starter, made now if it is not there yet. `progress(done, total,
+    what)` counts supervised steps."""
     target = location(config, cache=cache)
     if target.is_dir():
         return target

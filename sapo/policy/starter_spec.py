@@ -14,10 +14,8 @@ RECIPE = 2
 
 @dataclass(frozen=True)
 class Variant:
-    """A shape of the starter; `vocabulary` is the most tokens it may have, None for bytes only.
-
-    `digits` makes every digit a token of its own; otherwise frequent numbers are tokens too.
-    """
+    """A shape of the starter; `vocabulary` is the most tokens it may have, None for bytes only. `digits`
+    makes every digit a token of its own; otherwise frequent numbers are tokens too."""
 
     vocabulary: int | None
     hidden: int

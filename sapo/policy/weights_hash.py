@@ -9,9 +9,7 @@ from sapo.policy.models import tensor_checksums, weights_sha256
 
 class Digests:
     """`weights_sha256` and `tensor_checksums` of the weights as they are, which stay so until `result`.
-
-    Hashing needs no interpreter: on a machine with a core to spare the first costs the caller nothing.
-    """
+    Hashing needs no interpreter: on a machine with a core to spare the first costs the caller nothing."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model

@@ -56,10 +56,8 @@ def _attend(
     beginning: Cache | None = None,
     **given: Any,
 ) -> tuple[Tensor, None]:
-    """What each head of `query` [rows, heads, width, size] finds, as [rows, width, heads, size].
-
-    Prompts are read as transformers does it, which holds no scores.
-    """
+    """What each head of `query` [rows, heads, width, size] finds, as [rows, width, heads, size]. Prompts are
+    read as transformers does it, which holds no scores."""
     first = None if beginning is None else beginning.layers[module.layer_idx]
     if attention_mask is None or query.shape[2] > 1:
         if first is not None and attention_mask is not None:

@@ -86,10 +86,7 @@ class TransformersEngine:
         greedy: bool = False,
     ) -> list[list[Completion]]:
         """See `Engine.generate`. The draw of (prompt i, completion k, token t) depends on `seed`, i, k and t
-        only, not on what else is in the batch.
-
-        Raises `UserError` for a prompt that leaves no room in the model's context.
-        """
+        only, not on what else is in the batch."""
         refuse_long(self.policy, prompts)
         rows: list[list[Completion]] = [[] for _ in prompts]
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -270,10 +267,8 @@ def _branch(row: Tensor, token: Tensor, rows: int) -> tuple[Tensor | None, Tenso
 
 
 def _draws(seed: int, prompts: Sequence[int], completions: int, tokens: int, *, greedy: bool) -> Tensor:
-    """Uniform numbers [prompts * completions, tokens], counted by the prompts' places in the call.
-
-    If `greedy`, each prompt's block begins with a row of `GREEDY`.
-    """
+    """Uniform numbers [prompts * completions, tokens], counted by the prompts' places in the call. If
+    `greedy`, each prompt's block begins with a row of `GREEDY`."""
     blocks = []
     for i in prompts:
         generator = torch_generator(seed, "draw", i)
