@@ -121,6 +121,9 @@ class Learner:
             raise UserError("model", type(model).__name__, "has no trainable parameter", "unfreeze some")
         self.device = self._parameters[0].device
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
+        both = zip(self._parameters, self._masters, strict=True)
+        self._copies = [(parameter, master) for parameter, master in both if master is not parameter]
+        """Parameters that are not in float32, each with its master."""
         self._forward = Forward(self.model)
         self._shared = shares_prompts(model)
         self._kind: str = learn.optimizer
@@ -155,7 +158,7 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """The optimiser's name and state, and the float32 masters where the model is not in float32; with
         slow weights where there are any."""
-        masters = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
+        masters = [master for _, master in self._copies]
         outer = {} if self.outer is None else {"outer": self.outer.state_dict()}
         return {"kind": self._kind, "optimizer": self._optimizer.state_dict(), "masters": masters, **outer}
 
@@ -164,8 +167,7 @@ class Learner:
         `ValueError` where it belongs to another model, `UserError` where its optimiser is missing."""
         self._use(state.get("kind", "adamw"))
         self._optimizer.load_state_dict(state["optimizer"])
-        held = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
-        for master, saved in zip(held, state["masters"], strict=True):
+        for (_, master), saved in zip(self._copies, state["masters"], strict=True):
             master.copy_(saved)
         self.outer = SlowWeights.of(state["outer"]) if "outer" in state else None
         apply_settings(self._optimizer, self.learn)
@@ -185,10 +187,10 @@ class Learner:
         assert self.outer is not None
         jump = [float(torch.dist(new, old)) for new, old in zip(self.outer.slow, self.weights(), strict=True)]
         with torch.no_grad():
-            for slow, parameter, master in zip(self.outer.slow, self._parameters, self._masters, strict=True):
+            for slow, master in zip(self.outer.slow, self._masters, strict=True):
                 master.copy_(slow)
-                if master is not parameter:
-                    parameter.copy_(master)
+            for parameter, master in self._copies:
+                parameter.copy_(master)
         return math.hypot(*jump)
 
     def _use(self, kind: str) -> None:
@@ -417,12 +419,10 @@ class Learner:
 
     def _clip(self, count: float) -> float:
         """Divide the summed gradients by the normaliser and clip them; returns the norm before clipping."""
-        gradients = []
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if parameter.grad is not None and master is not parameter:
+        for parameter, master in self._copies:
+            if parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
-            if master.grad is not None:
-                gradients.append(master.grad)
+        gradients = [master.grad for master in self._masters if master.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(gradients)) / count
         # Both in one pass over gradients that may be gigabytes; the small term is torch's own.
         torch._foreach_mul_(gradients, min(1.0, self.learn.grad_clip / (norm + 1e-6)) / count)
@@ -456,16 +456,15 @@ class Learner:
         # A fused step does not count as a write to its tensors; engines tell by the count what is new.
         torch.autograd.graph.increment_version(self._masters)
         with torch.no_grad():
-            for parameter, master in zip(self._parameters, self._masters, strict=True):
-                if master is not parameter:
-                    parameter.copy_(master)
+            for parameter, master in self._copies:
+                parameter.copy_(master)
         self._forget_gradients()
 
     def _follow_model(self) -> None:
         """Take over weights that were loaded into the model since the last step."""
         self._forget_gradients()
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter and not torch.equal(master.to(parameter.dtype), parameter.detach()):
+        for parameter, master in self._copies:
+            if not torch.equal(master.to(parameter.dtype), parameter.detach()):
                 master.copy_(parameter.detach())
 
     def _forget_gradients(self) -> None:
