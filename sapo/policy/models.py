@@ -19,6 +19,7 @@ from jinja2 import TemplateError
 from safetensors.torch import load_file
 
 from sapo.core.config.load import Config
+from sapo.core.config.prompt import Prompt
 from sapo.core.errors import SapoError, UserError
 from sapo.core.install import install_command
 from sapo.core.rng import stream
@@ -65,12 +66,8 @@ class LoadedPolicy:
     """Ids of special tokens."""
     control: tuple[str, ...]
     """Texts of the special tokens that end an answer or part the turns; a peer may write none."""
-    system: str | None = None
-    """Instruction that goes before every question."""
-    examples: tuple[tuple[str, str], ...] = ()
-    """Questions and answers that go before every question, as earlier turns."""
-    template: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the chat template."""
+    prompt: Prompt = field(default_factory=Prompt)
+    """What it reads around every question."""
     lora: bool = False
     unknown_ids: frozenset[int] = frozenset()
     """Ids below `vocabulary` that no token has."""
@@ -83,11 +80,11 @@ class LoadedPolicy:
     def encode_prompt(self, question: str) -> tuple[int, ...]:
         """Ids of a question under this policy's template, up to where its answer begins."""
         if self.tokenizer.chat_template is None:
-            system = f"{self.system}\n" if self.system else ""
-            before = "".join(f"{asked}\n{answer}\n\n" for asked, answer in self.examples)
+            system = f"{self.prompt.system}\n" if self.prompt.system else ""
+            before = "".join(f"{asked}\n{answer}\n\n" for asked, answer in self.prompt.examples)
             return self._opened(self.tokenizer(f"{system}{before}{question}\n").input_ids)
         ids = self.tokenizer.apply_chat_template(
-            self.conversation(question), add_generation_prompt=True, return_dict=False, **self.template
+            self.conversation(question), add_generation_prompt=True, return_dict=False, **self.prompt.template
         )
         return tuple(ids)
 
@@ -102,7 +99,8 @@ class LoadedPolicy:
 
     def conversation(self, question: str) -> list[dict[str, str]]:
         """The messages of a question, those of the prompt before it."""
-        return _conversation(self.tokenizer, [*chain.from_iterable(self.examples), question], self.system)
+        turns = [*chain.from_iterable(self.prompt.examples), question]
+        return _conversation(self.tokenizer, turns, self.prompt.system)
 
     def prompt_text(self, question: str) -> str:
         """What `encode_prompt` encodes, as text with all special tokens."""
@@ -131,7 +129,7 @@ class LoadedPolicy:
         too, refuse such answers."""
         if self.tokenizer.chat_template is None:
             return ()
-        render = partial(self.tokenizer.apply_chat_template, tokenize=False, **self.template)
+        render = partial(self.tokenizer.apply_chat_template, tokenize=False, **self.prompt.template)
         question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}
         asked, answered = str(render([question], add_generation_prompt=True)), str(render([question, answer]))
         written = answered.removeprefix(asked).partition(_PROBE)[0] if answered.startswith(asked) else ""
@@ -165,15 +163,8 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
     if config.lora is not None:
         model = with_adapter(model, config)
     _check_template(config.prompt.template, tokenizer)
-    return wrap(
-        spec,
-        model.to(resolve_device(config)),
-        tokenizer,
-        system=config.system,
-        examples=config.prompt.examples,
-        template=config.prompt.template,
-        lora=config.lora is not None,
-    )
+    model, lora = model.to(resolve_device(config)), config.lora is not None
+    return wrap(spec, model, tokenizer, prompt=config.full_prompt, lora=lora)
 
 
 def wrap(spec: str, model: Any, tokenizer: Any, **how: Any) -> LoadedPolicy:
@@ -190,14 +181,7 @@ def wrap(spec: str, model: Any, tokenizer: Any, **how: Any) -> LoadedPolicy:
 
 
 def describe(
-    spec: str,
-    model: Any,
-    tokenizer: Any,
-    *,
-    system: str | None = None,
-    examples: Sequence[tuple[str, str]] = (),
-    template: Mapping[str, Any] | None = None,
-    lora: bool = False,
+    spec: str, model: Any, tokenizer: Any, *, prompt: Prompt | None = None, lora: bool = False
 ) -> LoadedPolicy:
     """A policy from a model and a tokenizer in memory; the model is not asked anything."""
     marker = _end_marker(spec, tokenizer)
@@ -222,9 +206,7 @@ def describe(
         unknown_ids=frozenset(range(vocabulary)) - used,
         special_ids=frozenset(_special_ids(tokenizer)),
         control=_control(tokenizer, stop_ids),
-        system=system,
-        examples=tuple(examples),
-        template=dict(template or {}),
+        prompt=prompt or Prompt(),
         lora=lora,
     )
 
@@ -353,14 +335,8 @@ class _Shell(torch.nn.Module):
 
 
 def _without_weights(directory: Path, config: Config) -> LoadedPolicy:
-    return describe(
-        config.model,
-        _Shell(directory),
-        read_tokenizer(config.model, directory),
-        system=config.system,
-        examples=config.prompt.examples,
-        template=config.prompt.template,
-    )
+    tokenizer = read_tokenizer(config.model, directory)
+    return describe(config.model, _Shell(directory), tokenizer, prompt=config.full_prompt)
 
 
 def fingerprint(tokenizer: Any) -> str:

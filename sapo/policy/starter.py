@@ -19,7 +19,7 @@ from tokenizers.trainers import BpeTrainer
 
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Config
-from sapo.core.config.prompt import system_prompt
+from sapo.core.config.prompt import Prompt, system_prompt
 from sapo.core.errors import UserError
 from sapo.core.machine import usable
 from sapo.core.rng import rng, stream
@@ -222,8 +222,8 @@ def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Prog
             progress(done + 1, wanted, "questions")
     texts = [text for pair in pairs[:4096] for text in pair]
     tokenizer = make_tokenizer(variant, texts)
-    system = system_prompt(config.rules.answer)
-    policy = wrap("starter", make_model(variant, tokenizer, starter.seed), tokenizer, system=system)
+    prompt = Prompt(system=system_prompt(config.rules.answer))
+    policy = wrap("starter", make_model(variant, tokenizer, starter.seed), tokenizer, prompt=prompt)
     encoded = [
         (policy.encode_prompt(question), policy.encode_completion(answer, "stop"))
         for question, answer in pairs
