@@ -238,13 +238,13 @@ def answer(
     probable: list[Answer] = []
     each = samples + greedy
 
-    def tell(done: int) -> None:
+    def tell(before: int, done: int) -> None:
         if progress is not None:
-            progress(done, len(once) * each)
+            progress(before + done, len(once) * each)
 
     for start in range(0, len(once), CHUNK):
         chunk = once[start : start + CHUNK]
-        with counting(engine, lambda done, before=start * each: tell(before + done)):
+        with counting(engine, partial(tell, start * each)):
             groups = _completions(
                 policy,
                 engine,
@@ -255,7 +255,7 @@ def answer(
                 seed=stream(seed, "evaluate", start, 0),
                 greedy=greedy,
             )
-        tell((start + len(chunk)) * each)
+        tell(start * each, len(chunk) * each)
         for answers in _scored(workers, chunk, groups):
             probable += answers[:greedy]
             sampled.append(answers[greedy:])
