@@ -44,7 +44,7 @@ from scipy.stats import t as student
 from sapo.core.config.load import Config, load
 from sapo.core.machine import usable
 from sapo.core.user_cache import default_cache
-from sapo.policy.evaluate import evaluate, held_out_set
+from sapo.policy.evaluate import Evaluation, answer, held_out_set
 from sapo.policy.starter import prepare
 from sapo.tasks.workers import TaskWorkers, open_workers
 
@@ -185,14 +185,17 @@ def examined(one: Arm, sizes: Sizes) -> float:
     """Mean pass@1 of an arm's nodes on the swarm's held-out questions."""
     questions = held_out_set(one.config, one.home, one.nodes[0].parts.workers)
     return statistics.fmean(
-        evaluate(
-            node.parts.policy,
-            node.parts.rollouts.engine,
-            node.parts.workers,
+        Evaluation.of(
             questions,
-            max_new_tokens=one.config.generate.max_new_tokens,
-            samples=sizes.samples,
-            seed=one.config.swarm.seed,
+            answer(
+                node.parts.policy,
+                node.parts.rollouts.engine,
+                node.parts.workers,
+                questions,
+                max_new_tokens=one.config.generate.max_new_tokens,
+                samples=sizes.samples,
+                seed=one.config.swarm.seed,
+            ),
         ).pass_at_1
         for node in one.nodes
     )

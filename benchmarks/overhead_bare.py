@@ -28,7 +28,7 @@ from sapo.peers import sampling
 from sapo.peers.pool import Entry, Verdict
 from sapo.peers.signing import Identity
 from sapo.policy.engines import open_engine
-from sapo.policy.evaluate import evaluate, held_out_set
+from sapo.policy.evaluate import answer, held_out_set
 from sapo.policy.initial import load_initial
 from sapo.policy.tokenise import Tokens
 from sapo.tasks.questions import QuestionStream
@@ -109,7 +109,7 @@ class Loop:
         self.engine.update_weights()
         if self.probe and round % self.config.eval.probe_every == 0:
             most = self.config.generate.max_new_tokens
-            evaluate(self.policy, self.engine, self.workers, self.probe, max_new_tokens=most)
+            answer(self.policy, self.engine, self.workers, self.probe, max_new_tokens=most)
         own = self.groups((self.next or self.drawing(self.name, round)).result(), round)
         begin_scoring(self.workers, own)
         tokens = [Tokens.of(self.policy, group) for group in own]

@@ -14,7 +14,7 @@ from sapo.core.intervals import effective
 from sapo.core.rng import stream
 from sapo.core.types import Question, canonical
 from sapo.node.round import NodeRuntime
-from sapo.policy.evaluate import evaluate
+from sapo.policy.evaluate import Evaluation, answer
 from sapo.policy.models import LoadedPolicy
 from sapo.tasks.questions import held_out_questions, identity
 from sapo.tasks.workers import TaskWorkers
@@ -105,7 +105,7 @@ class Examiner:
         parts, text = node.parts, self._plan.text
         text_loss = None if text is None else bits_per_byte(node.name, parts.policy, text)
         parts.rollouts.engine.update_weights()
-        found = evaluate(
+        found = answer(
             parts.policy,
             parts.rollouts.engine,
             parts.workers,
@@ -115,7 +115,7 @@ class Examiner:
             seed=self._seed,
             greedy=False,
         )
-        return found.sampled, text_loss
+        return Evaluation.of(self._questions, found).sampled, text_loss
 
     def _exam(self, node: str, rounds: int, passes: Sequence[float], text_loss: float | None = None) -> Exam:
         by_task: dict[str, list[float]] = {}

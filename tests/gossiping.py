@@ -15,10 +15,9 @@ from sapo.bus.base import Bus
 from sapo.bus.memory import MemoryBus
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
-from sapo.core.types import RoundResult, canonical
+from sapo.core.types import RoundResult, canonical, file_sha256
 from sapo.node.round import NodeRuntime
 from sapo.peers.announcements import Announcement, announce
-from sapo.policy.exchange import digest_of
 
 EVERY = 2
 ATTACKER = make_identity("attacker")
@@ -83,7 +82,7 @@ def put(
     said = {"key": ATTACKER.key, "incarnation": INCARNATION, "round": 0} if about is None else dict(about)
     temporary = folder / "temporary"
     save_file(dict(tensors), temporary, metadata={"sapo": canonical(said)})
-    digest = digest_of(temporary)
+    digest = file_sha256(temporary)
     place = folder / f"{name or digest}.safetensors"
     temporary.replace(place)
     return digest, place

@@ -62,9 +62,9 @@ def gradient(
     After one step AdamW's mean gradient is 1 - beta1 times the gradient, which was not clipped.
     """
     model: Any = shape.model()
-    model.to(dtype)
+    model.to(device, dtype)
     learn = LearnConfig(lr=1e-4, grad_clip=UNCLIPPED)
-    subject = Learner(model, learn, temperature=1.0, device=device)
+    subject = Learner(model, learn, temperature=1.0)
     with watched(device) as seen:
         result = subject.step(batch)
     assert result.skipped is None, result.skipped

@@ -143,7 +143,7 @@ def examine(
     """Ask every expert, and every way, the same questions: `samples` times, and greedily if `greedy`.
 
     A vote hears `each` answers of every expert, so an ensemble of one is the majority of one model. The first
-    expert and the ways that are models of their own have the random numbers of `evaluate`, the other experts
+    expert and the ways that are models of their own have the random numbers of `answer`, the other experts
     others: under equal ones, models that are nearly equal would all cast the same vote. `form` says which
     part of a text is the answer.
     """

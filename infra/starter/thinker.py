@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sapo.core.config.load import Config, load
-from sapo.core.config.prompt import system_prompt
+from sapo.core.config.prompt import Prompt, system_prompt
 from sapo.core.rng import rng, stream
 from sapo.core.traits import TraitMatcher
 from sapo.core.types import Sampling
@@ -150,7 +150,7 @@ def _untaught(recipe: Recipe, texts: Sequence[tuple[str, str, str]]) -> tuple[Lo
         answers.append((question, guess, f"{worked(dataset, question)} {guess}"))
     tokenizer = starter.make_tokenizer(SHAPE, [text for one in answers[:4096] for text in one])
     model = starter.make_model(SHAPE, tokenizer, recipe.seed)
-    policy = wrap("thinker", model, tokenizer, system=system_prompt("tags"))
+    policy = wrap("thinker", model, tokenizer, prompt=Prompt(system=system_prompt("tags")))
     ways = [
         Ways(
             tuple(policy.encode_prompt(question)),

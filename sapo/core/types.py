@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
@@ -83,6 +84,12 @@ def canonical(value: Any) -> str:
 def sha256(data: bytes | str) -> str:
     """Hex SHA-256 of bytes, or of a text's UTF-8."""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def chained(before: str | None, batch_digest: str) -> str:

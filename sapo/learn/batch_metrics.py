@@ -1,13 +1,8 @@
 """What a batch is made of, as metrics: rewards by source and task, staleness."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from sapo.core.types import Batch, BatchGroup
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """The mean, or None of nothing."""
-    return sum(values) / len(values) if values else None
 
 
 def reward_means(name: str, scores: Iterable[tuple[str, float | None]]) -> dict[str, float]:
@@ -18,25 +13,22 @@ def reward_means(name: str, scores: Iterable[tuple[str, float | None]]) -> dict[
             by_task.setdefault(task, []).append(score)
     if not by_task:
         return {}
-    every = mean([score for found in by_task.values() for score in found])
-    means = {name: every} | {f"{name}/{task}": mean(found) for task, found in by_task.items()}
-    return {series: value for series, value in means.items() if value is not None}
+    every = [score for found in by_task.values() for score in found]
+    lists = {name: every} | {f"{name}/{task}": found for task, found in by_task.items()}
+    return {series: sum(found) / len(found) for series, found in lists.items()}
 
 
 def reward_metrics(groups: Sequence[BatchGroup]) -> dict[str, float]:
-    """`reward/local`, `/external` and `/training_set` of a batch, all and per task, on raw scores.
-
-    A node whose batch has a choice of its own groups reports `reward/local` over all of them instead.
-    """
+    """`reward/local`, `/external` and `/training_set` of a batch, all and per task, on raw scores. A node
+    whose batch has a choice of its own groups reports `reward/local` over all of them instead."""
     metrics: dict[str, float] = {}
-    kinds: dict[str, Callable[[BatchGroup], bool]] = {
-        "reward/local": lambda group: group.source == "local",
-        "reward/external": lambda group: group.source == "external",
-        "reward/training_set": lambda group: True,
+    parts = {
+        "reward/local": [group for group in groups if group.source == "local"],
+        "reward/external": [group for group in groups if group.source == "external"],
+        "reward/training_set": groups,
     }
-    for name, wanted in kinds.items():
-        some = filter(wanted, groups)
-        metrics |= reward_means(name, ((g.recipe.dataset, s.score) for g in some for s in g.samples))
+    for name, part in parts.items():
+        metrics |= reward_means(name, ((g.recipe.dataset, s.score) for g in part for s in g.samples))
     return metrics
 
 

@@ -53,13 +53,12 @@ def token_ranks(
     targets: Tensor,
     *,
     unused: Tensor | None = None,
-    block_bytes: int | None = None,
 ) -> Tensor:
     """How many tokens [N] are likelier than each target; the arguments are those of `token_logprobs`."""
     state = hidden.to(_dtype(hidden))
     chosen = torch.zeros(len(targets), device=hidden.device)
     above = torch.zeros(len(targets), dtype=torch.long, device=hidden.device)
-    blocks = list(_blocks(len(rows), len(weight), block_bytes or _block_bytes(hidden)))
+    blocks = list(_blocks(len(rows), len(weight), _block_bytes(hidden)))
     for block in blocks:
         inside, column = _within(targets, block)
         scores = _scores(state, weight, bias, block, 1.0, unused)

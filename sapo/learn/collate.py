@@ -107,10 +107,8 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a sequence stands: row, column of its prompt, column of its completion.
-
-    The prompt's column is below 0 where tokens before it were left out.
-    """
+    """Where a sequence stands: row, column of its prompt, column of its completion. The prompt's column is
+    below 0 where tokens before it were left out."""
 
     row: int
     trunk: int
@@ -127,6 +125,7 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
     rows: list[Row] = []
     untrained: list[Row] = []
     silent = [0.0, 0.0]
+    completions: float = 0
     tokens, count = _usual(batch, learn)
     dropped = {"truncated": 0, "foreign": 0}
     missing = 0
@@ -149,6 +148,7 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
         foreign = group.source == "external"
         silent[0] += min(quiet[0], tokens) if foreign else quiet[0]
         silent[1] += min(quiet[1], count) if foreign else quiet[1]
+        completions += min(len(group.samples), count) if foreign else len(group.samples)
     metrics = _shares(batch) | {
         "learn/sequences": float(len(rows)),
         "learn/excluded_truncated": float(dropped["truncated"]),
@@ -156,10 +156,6 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
     }
     if learn.believes:
         metrics["learn/behaviour_missing"] = float(missing)
-    completions = sum(
-        min(len(group.samples), count) if group.source == "external" else len(group.samples)
-        for group in batch.groups
-    )
     return Selection(rows, untrained, completions, silent[0], silent[1], metrics)
 
 
@@ -285,16 +281,9 @@ def _portions(rows: Sequence[Row], size: int) -> list[list[Row]]:
     by_prompt: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
         by_prompt.setdefault(row.token_ids[: row.start], []).append(row)
-    portions: list[list[Row]] = []
-    for alike in by_prompt.values():
-        for i in range(0, len(alike), size):
-            piece = alike[i : i + size]
-            home = next((portion for portion in portions if len(portion) + len(piece) <= size), None)
-            if home is None:
-                portions.append(piece)
-            else:
-                home.extend(piece)
-    return portions
+    pieces = [alike[i : i + size] for alike in by_prompt.values() for i in range(0, len(alike), size)]
+    portions = _first_fit([len(piece) for piece in pieces], size)
+    return [[row for number in portion for row in pieces[number]] for portion in portions]
 
 
 def _chunk(
@@ -338,10 +327,8 @@ def _padded(lists: Iterable[Sequence], value: object) -> list[list]:
 
 
 def _split(row: Row, skipped: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Prompt without the tokens that are left out, and the part of the completion that is input.
-
-    The last trained token is a target only.
-    """
+    """Prompt without the tokens that are left out, and the part of the completion that is input. The last
+    trained token is a target only."""
     end = len(row.loss_mask) - 1 - row.loss_mask[::-1].index(1)
     return row.token_ids[skipped : row.start], row.token_ids[row.start : end]
 
@@ -377,19 +364,23 @@ def _arrange(rows: Sequence[Row], shared: bool, skipped: int) -> tuple[list[list
 
 def _packed(blocks: Sequence[_Block]) -> list[list[int]]:
     """Blocks put into as few lines as first-fit finds, none longer than the longest block."""
-    room = max(block.length for block in blocks)
-    lines: list[list[int]] = []
+    order = sorted(range(len(blocks)), key=lambda n: -blocks[n].length)
+    lengths = [blocks[number].length for number in order]
+    return [[order[place] for place in line] for line in _first_fit(lengths, lengths[0])]
+
+
+def _first_fit(sizes: Sequence[int], room: int) -> list[list[int]]:
+    """Places of `sizes`, each put into the first bin in which there is still room for it."""
+    bins: list[list[int]] = []
     left: list[int] = []
-    for number in sorted(range(len(blocks)), key=lambda n: -blocks[n].length):
-        length = blocks[number].length
-        line = next((k for k, free in enumerate(left) if free >= length), None)
-        if line is None:
-            line = len(lines)
-            lines.append([])
+    for place, size in enumerate(sizes):
+        number = next((k for k, free in enumerate(left) if free >= size), len(bins))
+        if number == len(bins):
+            bins.append([])
             left.append(room)
-        lines[line].append(number)
-        left[line] -= length
-    return lines
+        bins[number].append(place)
+        left[number] -= size
+    return bins
 
 
 def _inputs(
@@ -420,10 +411,8 @@ def _inputs(
 
 
 def _attention(blocks: Tensor, branches: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive mask [B, 1, T, T]: a token sees what comes before it in its own prompt and completion.
-
-    Padding sees padding, so that no row of the softmax is empty.
-    """
+    """Additive mask [B, 1, T, T]: a token sees what comes before it in its own prompt and completion. Padding
+    sees padding, so that no row of the softmax is empty."""
     width = blocks.shape[1]
     before = torch.ones(width, width, dtype=torch.bool).tril()
     same_block = blocks[:, :, None] == blocks[:, None, :]

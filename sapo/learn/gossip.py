@@ -50,9 +50,7 @@ def outer_step(
     partner: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Make the step on one tensor, in place in `slow` and `momentum`; all are float32 and of one shape.
-
-    `delta` is the own pseudo-gradient; `partner` holds the other's slow weights and pseudo-gradient.
-    """
+    `delta` is the own pseudo-gradient; `partner` holds the other's slow weights and pseudo-gradient."""
     momentum.mul_(alpha)
     if partner is None:
         momentum.sub_(delta * beta)
@@ -146,10 +144,8 @@ class SlowWeights:
         partner: Partner | None = None,
         share: float = 1.0,
     ) -> None:
-        """Make the outer step; the weights are then to be `slow`. `fast` is left as it is.
-
-        `share` is how much of the difference to the partner counts.
-        """
+        """Make the outer step; the weights are then to be `slow`. `fast` is left as it is. `share` is how
+        much of the difference to the partner counts."""
         own = math.hypot(*(_norm(delta) for _, _, delta in self.offered(fast)))
         self.lessons = [*self.lessons, own][-REMEMBERED:]
         self.travelled += own

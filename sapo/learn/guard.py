@@ -6,10 +6,8 @@ from sapo.core.config.load import GuardConfig
 
 
 def guard(metrics: Mapping[str, float], config: GuardConfig) -> str | None:
-    """Which threshold the metrics passed, and by what value; None when none did.
-
-    A metric that is absent (no own tokens, no foreign ones) passes nothing.
-    """
+    """Which threshold the metrics passed, and by what value; None when none did. A metric that is absent (no
+    own tokens, no foreign ones) passes nothing."""
     floors = {
         "learn/entropy": ("min_entropy", config.min_entropy),
         "learn/logprob_foreign": ("min_foreign_logprob", config.min_foreign_logprob),

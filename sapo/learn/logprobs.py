@@ -15,18 +15,17 @@ from sapo.core.config.load import LearnConfig
 from sapo.core.errors import UserError
 from sapo.learn.chunked_head import embed, token_logprobs, token_ranks
 from sapo.learn.collate import Chunk
-from sapo.learn.unused_ids import hide_unused, unused_ids
+from sapo.learn.unused_ids import base_of, hide_unused, unused_ids
 
 SHARING = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
-"""Model types known to take a four-dimensional mask and explicit positions as they are given."""
+"""Model types known to take a four-dimensional mask and explicit positions as they are given, and to hand
+further arguments on to their attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackboneAndHead:
-    """A model taken apart: what gives its last hidden states, the linear head, the embedding.
-
-    `embedding` is None where the model looks up its ids in another way than plainly.
-    """
+    """A model taken apart: what gives its last hidden states, the linear head, the embedding. `embedding` is
+    None where the model looks up its ids in another way than plainly."""
 
     backbone: torch.nn.Module
     head: torch.nn.Linear
@@ -34,10 +33,8 @@ class BackboneAndHead:
 
 
 class Beginning:
-    """Keys and values of what all sequences of an update begin with, read once.
-
-    Micro-batches attend to them as to leaves; `backward` hands on what gradient these have gathered.
-    """
+    """Keys and values of what all sequences of an update begin with, read once. Micro-batches attend to them
+    as to leaves; `backward` hands on what gradient these have gathered."""
 
     def __init__(self, cache: Any) -> None:
         self._kind = type(cache)
@@ -70,31 +67,22 @@ class Forward:
         self.parts = split_model(model)
         self._compiled: Callable[..., Any] | None = None
         self._layers = [module for module in model.modules() if _is_layer(module)]
-        self._model_takes = _arguments(_base(model))
+        self._model_takes = _arguments(base_of(model))
         self._backbone_takes = _arguments(self.parts.backbone) if self.parts else frozenset()
 
     def check(self, learn: LearnConfig) -> None:
         """Raises `UserError` where the model or the machine cannot do what the settings ask for."""
         if learn.activation_checkpointing and not self._layers:
-            raise UserError(
-                "learn.activation_checkpointing",
-                True,
-                f"{type(_base(self.model)).__name__} has no layers that could be computed again",
-                "leave it out and lower learn.micro_batch",
-            )
+            problem = f"{type(base_of(self.model)).__name__} has no layers that could be computed again"
+            remedy = "leave it out and lower learn.micro_batch"
+            raise UserError("learn.activation_checkpointing", True, problem, remedy)
         if learn.compile and self.parts is None:
-            raise UserError(
-                "learn.compile",
-                True,
-                f"{type(_base(self.model)).__name__} is no backbone with a plain linear head",
-                "leave it out",
-            )
+            problem = f"{type(base_of(self.model)).__name__} is no backbone with a plain linear head"
+            raise UserError("learn.compile", True, problem, "leave it out")
 
     def may_begin(self, learn: LearnConfig) -> bool:
         """Whether what all prompts begin with may be left out of the rows, where the model shares prompts.
-
-        Layers that are computed again would add to the cache again.
-        """
+        Layers that are computed again would add to the cache again."""
         return self.parts is not None and not learn.activation_checkpointing and not learn.compile
 
     def begin(self, chunks: Sequence[Chunk], learn: LearnConfig) -> Beginning | None:
@@ -109,13 +97,20 @@ class Forward:
         self, chunk: Chunk, learn: LearnConfig, temperature: float, beginning: Beginning | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-probability [S, W] of every trained token, and entropy in nats without gradient; float32.
-
-        `beginning` is what `begin` gave.
-        """
+        `beginning` is what `begin` gave."""
         again = _computed_again(self._layers) if learn.activation_checkpointing else nullcontext()
         with _precision(chunk, learn), again:
             if self.parts is not None:
-                flat, entropy = self._in_blocks(self.parts, chunk, learn, temperature, beginning)
+                hidden, head = self._hidden(self.parts, chunk, learn, beginning), self.parts.head
+                flat, entropy = token_logprobs(
+                    hidden,
+                    head.weight,
+                    head.bias,
+                    chunk.rows,
+                    chunk.targets,
+                    temperature=temperature,
+                    unused=unused_ids(self.model),
+                )
             else:
                 flat, entropy = self._at_once(chunk, temperature)
         entropy = entropy.index_select(0, chunk.rows)
@@ -134,21 +129,6 @@ class Forward:
                 scores = self._logits(chunk).float()[chunk.rows]
                 flat = (scores > scores.gather(1, chunk.targets[:, None])).sum(1)
         return flat.index_select(0, chunk.index.reshape(-1)).reshape(chunk.index.shape)
-
-    def _in_blocks(
-        self,
-        parts: BackboneAndHead,
-        chunk: Chunk,
-        learn: LearnConfig,
-        temperature: float,
-        beginning: Beginning | None,
-    ) -> tuple[Tensor, Tensor]:
-        hidden = self._hidden(parts, chunk, learn, beginning)
-        weight, bias = parts.head.weight, parts.head.bias
-        unused = unused_ids(self.model)
-        return token_logprobs(
-            hidden, weight, bias, chunk.rows, chunk.targets, temperature=temperature, unused=unused
-        )
 
     def _hidden(
         self, parts: BackboneAndHead, chunk: Chunk, learn: LearnConfig, beginning: Beginning | None
@@ -187,17 +167,15 @@ class Forward:
 
 
 def split_model(model: torch.nn.Module) -> BackboneAndHead | None:
-    """Backbone, head and embedding; None where the logits are not just `head(backbone(ids))`.
-
-    Tried on two tokens: some models scale or bend their logits after the head.
-    """
-    base = _base(model)
+    """Backbone, head and embedding; None where the logits are not just `head(backbone(ids))`. Tried on two
+    tokens: some models scale or bend their logits after the head."""
+    base = base_of(model)
     find = getattr(base, "get_output_embeddings", None)
     head = find() if find is not None else None
     backbone = getattr(base, "base_model", base)
     if type(head) is not torch.nn.Linear or backbone is base or not head.weight.is_leaf:
         return None
-    looked_up = base.get_input_embeddings()  # type: ignore[operator]
+    looked_up = base.get_input_embeddings()
     embedding = looked_up if _plain(looked_up) else None
     for parts in (BackboneAndHead(backbone, head, embedding), BackboneAndHead(backbone, head, None)):
         if _agree(model, parts):
@@ -218,11 +196,6 @@ def shares_prompts(model: torch.nn.Module) -> bool:
         and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
         and set(layers) == {"full_attention"}
     )
-
-
-def _base(model: torch.nn.Module) -> torch.nn.Module:
-    """The model itself, without a LoRA wrapper."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
 def _arguments(module: torch.nn.Module) -> frozenset[str]:
@@ -279,10 +252,8 @@ def _agree(model: torch.nn.Module, parts: BackboneAndHead) -> bool:
 
 @contextmanager
 def _computed_again(layers: list[torch.nn.Module]) -> Iterator[None]:
-    """Layers called in here keep nothing for their backward pass but their inputs.
-
-    The library's own switch acts in training mode only, where dropout would act too.
-    """
+    """Layers called in here keep nothing for their backward pass but their inputs. The library's own switch
+    acts in training mode only, where dropout would act too."""
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:

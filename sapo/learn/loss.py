@@ -62,20 +62,16 @@ class Ratio:
 
 
 def dapo(inputs: LossInputs) -> LossOutputs:
-    """Clipped surrogate, summed over all tokens of the batch (DAPO, arXiv:2503.14476, without its KL).
-
-    The token mean when `normaliser` is the number of tokens.
-    """
+    """Clipped surrogate, summed over all tokens of the batch (DAPO, arXiv:2503.14476, without its KL). The
+    token mean when `normaliser` is the number of tokens."""
     ratio = ratio_to_old(inputs)
     terms, clipped = _surrogate(ratio.log.exp(), ratio.advantages, inputs)
     return outputs(terms, clipped, ratio, inputs.normaliser)
 
 
 def grpo(inputs: LossInputs) -> LossOutputs:
-    """Clipped surrogate, averaged inside each sequence, then summed (GRPO, arXiv:2402.03300).
-
-    The mean over sequences when `normaliser` is the number of sequences.
-    """
+    """Clipped surrogate, averaged inside each sequence, then summed (GRPO, arXiv:2402.03300). The mean over
+    sequences when `normaliser` is the number of sequences."""
     ratio = ratio_to_old(inputs)
     terms, clipped = _surrogate(ratio.log.exp(), ratio.advantages, inputs)
     return outputs(terms / ratio.lengths, clipped, ratio, inputs.normaliser)
@@ -132,10 +128,8 @@ def policy_loss(name: str) -> Loss:
 
 
 def normaliser(loss: str, *, tokens: float, sequences: float, constant: float) -> float:
-    """What `loss` is divided by, from the counts of the whole batch and `dr_grpo`'s constant.
-
-    A loss of another package is a token mean.
-    """
+    """What `loss` is divided by, from the counts of the whole batch and `dr_grpo`'s constant. A loss of
+    another package is a token mean."""
     if loss in ("dapo", "cispo") or own_code.is_own(loss):
         return tokens
     return constant if loss == "dr_grpo" else sequences

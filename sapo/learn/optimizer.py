@@ -22,12 +22,8 @@ def open_optimizer(kind: str, tensors: Sequence[Tensor]) -> torch.optim.Optimize
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
-        raise UserError(
-            "learn.optimizer",
-            kind,
-            "bitsandbytes is not installed",
-            "`sapo doctor` prints a command for it",
-        ) from None
+        problem = "bitsandbytes is not installed"
+        raise UserError("learn.optimizer", kind, problem, "`sapo doctor` prints a command for it") from None
     made: torch.optim.Optimizer = AdamW8bit(tensors)
     return made
 

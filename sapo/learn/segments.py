@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sapo.learn.unused_ids import base_of
+
 BLANK, BEFORE, AFTER, OPENS, CLOSES, TAG, ENDS, EQUALS, DIGIT, STOP = (1 << bit for bit in range(10))
 """Of the text of an id: it is white space; some is before it, some after it; a segment begins with it; one
 ends with it; a closing tag begins in it; a tag may end with it; it has an equals sign, a digit; it ends an
@@ -24,7 +26,7 @@ _SPACES = {"Ġ": " ", "▁": " ", "Ċ": "\n", "<0x0A>": "\n"}
 def mark_segments(model: Any, vocabulary: Mapping[str, int], stops: Collection[int]) -> None:
     """Note in a model what each id says of segments, by a tokenizer's `vocabulary` and the ids that end an
     answer. Nothing of that is saved with it."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_of(model)
     weight = (base.get_output_embeddings() or base.get_input_embeddings()).weight
     marks = [0] * max(len(weight), 1 + max(vocabulary.values(), default=0))
     for name, number in vocabulary.items():

@@ -11,9 +11,14 @@ import torch
 from torch import Tensor
 
 
+def base_of(model: Any) -> Any:
+    """The model itself, without a LoRA wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def mark_unused(model: Any, used: Collection[int]) -> None:
     """Note in a model which of its ids are not among `used`. Nothing of that is saved with it."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_of(model)
     head = base.get_output_embeddings() or base.get_input_embeddings()
     unused = sorted(set(range(head.weight.shape[0])).difference(used))
     found = torch.tensor(unused, device=head.weight.device) if unused else None

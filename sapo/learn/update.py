@@ -101,8 +101,8 @@ class Learner:
     with `position_ids` and `logits_to_keep` where its signature has them. It is put in evaluation mode:
     with dropout the ratio of a policy to itself is not 1. Only parameters that require gradients are
     trained. Those not in float32 have float32 masters, or steps below their precision would be lost.
-    `temperature` is the one the node samples at, `device` where the model is put; it stays where it is
-    without one. Raises `UserError` when there is nothing to train, or where a setting does not fit the model.
+    `temperature` is the one the node samples at. Raises `UserError` when there is nothing to train, or where
+    a setting does not fit the model.
     """
 
     def __init__(
@@ -112,9 +112,8 @@ class Learner:
         *,
         temperature: float,
         guard: GuardConfig | None = None,
-        device: str | torch.device | None = None,
     ) -> None:
-        self.model = (model if device is None else model.to(device)).eval()
+        self.model = model.eval()
         self.guard = guard or GuardConfig()
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._parameters = [p for _, p in trained]
@@ -122,6 +121,9 @@ class Learner:
             raise UserError("model", type(model).__name__, "has no trainable parameter", "unfreeze some")
         self.device = self._parameters[0].device
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
+        both = zip(self._parameters, self._masters, strict=True)
+        self._copies = [(parameter, master) for parameter, master in both if master is not parameter]
+        """Parameters that are not in float32, each with its master."""
         self._forward = Forward(self.model)
         self._shared = shares_prompts(model)
         self._kind: str = learn.optimizer
@@ -156,19 +158,16 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """The optimiser's name and state, and the float32 masters where the model is not in float32; with
         slow weights where there are any."""
-        masters = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
+        masters = [master for _, master in self._copies]
         outer = {} if self.outer is None else {"outer": self.outer.state_dict()}
         return {"kind": self._kind, "optimizer": self._optimizer.state_dict(), "masters": masters, **outer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave; load the model's weights first. The present settings stay.
-
-        Raises `ValueError` where it belongs to another model, `UserError` where its optimiser is missing.
-        """
+        """Take over what `state_dict` gave; load the model's weights first. The present settings stay. Raises
+        `ValueError` where it belongs to another model, `UserError` where its optimiser is missing."""
         self._use(state.get("kind", "adamw"))
         self._optimizer.load_state_dict(state["optimizer"])
-        held = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
-        for master, saved in zip(held, state["masters"], strict=True):
+        for (_, master), saved in zip(self._copies, state["masters"], strict=True):
             master.copy_(saved)
         self.outer = SlowWeights.of(state["outer"]) if "outer" in state else None
         apply_settings(self._optimizer, self.learn)
@@ -183,17 +182,15 @@ class Learner:
         self.outer = SlowWeights.begin(self.names, self.weights())
 
     def land(self) -> float:
-        """Put the slow weights in place of the weights; returns the norm of the jump.
-
-        The optimiser's moments stay: they are of the weights before.
-        """
+        """Put the slow weights in place of the weights; returns the norm of the jump. The optimiser's moments
+        stay: they are of the weights before."""
         assert self.outer is not None
         jump = [float(torch.dist(new, old)) for new, old in zip(self.outer.slow, self.weights(), strict=True)]
         with torch.no_grad():
-            for slow, parameter, master in zip(self.outer.slow, self._parameters, self._masters, strict=True):
+            for slow, master in zip(self.outer.slow, self._masters, strict=True):
                 master.copy_(slow)
-                if master is not parameter:
-                    parameter.copy_(master)
+            for parameter, master in self._copies:
+                parameter.copy_(master)
         return math.hypot(*jump)
 
     def _use(self, kind: str) -> None:
@@ -212,12 +209,8 @@ class Learner:
         changes it).
         """
         if batch.temperature != self.temperature:
-            raise UserError(
-                "batch.temperature",
-                batch.temperature,
-                f"the learner's temperature is {self.temperature}",
-                "set it with set_learn",
-            )
+            problem = f"the learner's temperature is {self.temperature}"
+            raise UserError("batch.temperature", batch.temperature, problem, "set it with set_learn")
         chosen = select(batch, self.learn)
         metrics = chosen.metrics | {"learn/steps": 0.0, "learn/tokens": 0.0}
         alarm = guard(metrics, self.guard)
@@ -316,9 +309,7 @@ class Learner:
         self._forget_gradients()
         return StepResult(None if metrics["learn/steps"] else problem, metrics, problem, logprobs)
 
-    def _accumulate(
-        self, chunks: Sequence[Chunk], old: list[_Start], untrained: _Pass | None = None, groups: int = 0
-    ) -> _Pass:
+    def _accumulate(self, chunks: Sequence[Chunk], old: list[_Start], untrained: _Pass, groups: int) -> _Pass:
         """Forward and backward over all micro-batches; `old` is filled in the first epoch.
 
         `untrained` holds what was measured of the own completions, of so many `groups`, that are not trained.
@@ -374,12 +365,12 @@ class Learner:
         part: Part,
         among: Mapping[int, int],
         done: _Pass,
-        untrained: _Pass | None,
+        untrained: _Pass,
         groups: int,
     ) -> Tensor:
         """The factor of each completion [S] of a micro-batch: below 1 for foreign ones that would weigh more
         than their group may."""
-        if self.learn.foreign_bound == "none" or untrained is None or not bool(chunk.external.any()):
+        if self.learn.foreign_bound == "none" or not bool(chunk.external.any()):
             return torch.ones_like(chunk.advantages)
         size, surprise = (done.of(name) + untrained.of(name) for name in ("own_size", "own_surprise"))
         bound = Bound.of(size, surprise, groups, self.learn.advantage)
@@ -409,9 +400,7 @@ class Learner:
 
     def logprobs(self, chunk: Chunk, beginning: Beginning | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability [S, W] of every trained token at the sampling temperature, and entropy in nats.
-
-        Float32 whatever the model computes in. Entropy has no gradient.
-        """
+        Float32 whatever the model computes in. Entropy has no gradient."""
         return self._forward(chunk, self.learn, self.temperature, beginning)
 
     def _normaliser(self, done: _Pass, chosen: Selection) -> float:
@@ -430,12 +419,10 @@ class Learner:
 
     def _clip(self, count: float) -> float:
         """Divide the summed gradients by the normaliser and clip them; returns the norm before clipping."""
-        gradients = []
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if parameter.grad is not None and master is not parameter:
+        for parameter, master in self._copies:
+            if parameter.grad is not None:
                 master.grad, parameter.grad = parameter.grad.float(), None
-            if master.grad is not None:
-                gradients.append(master.grad)
+        gradients = [master.grad for master in self._masters if master.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(gradients)) / count
         # Both in one pass over gradients that may be gigabytes; the small term is torch's own.
         torch._foreach_mul_(gradients, min(1.0, self.learn.grad_clip / (norm + 1e-6)) / count)
@@ -469,16 +456,15 @@ class Learner:
         # A fused step does not count as a write to its tensors; engines tell by the count what is new.
         torch.autograd.graph.increment_version(self._masters)
         with torch.no_grad():
-            for parameter, master in zip(self._parameters, self._masters, strict=True):
-                if master is not parameter:
-                    parameter.copy_(master)
+            for parameter, master in self._copies:
+                parameter.copy_(master)
         self._forget_gradients()
 
     def _follow_model(self) -> None:
         """Take over weights that were loaded into the model since the last step."""
         self._forget_gradients()
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter and not torch.equal(master.to(parameter.dtype), parameter.detach()):
+        for parameter, master in self._copies:
+            if not torch.equal(master.to(parameter.dtype), parameter.detach()):
                 master.copy_(parameter.detach())
 
     def _forget_gradients(self) -> None:

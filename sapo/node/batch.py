@@ -1,14 +1,14 @@
 """From groups to a batch: token ids under the receiver's vocabulary, advantages."""
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import repeat
+from typing import Literal
 
 from sapo.core.config.load import LearnConfig
 from sapo.core.types import Batch, BatchGroup, Group, Outcome, Sample, SignedGroup, Source
 from sapo.learn.advantage import group_advantages
 from sapo.learn.update import StepResult
 from sapo.policy.models import LoadedPolicy
-from sapo.policy.tokenise import ONE, ZERO, Tokens
+from sapo.policy.tokenise import Tokens
 
 
 def version_seen(group: Group, stamp: float, round: int, ends: Collection[float]) -> int:
@@ -48,11 +48,13 @@ def batch_group(
         zip(group.completions, outcomes, advantages, tokens.completions, strict=True)
     ):
         usable = told and not retokenised and group.sampling.whole_support
+        mask: list[Literal[0, 1]] = [0] * len(prompt)
+        mask += [1] * len(ids)
         samples.append(
             Sample(
                 k=k,
                 token_ids=prompt + ids,
-                loss_mask=(*repeat(ZERO, len(prompt)), *repeat(ONE, len(ids))),
+                loss_mask=tuple(mask),
                 text=completion.text,
                 finish_reason=completion.finish_reason,
                 outcome=outcome.outcome,

@@ -20,14 +20,14 @@ from sapo.core.config.gossip import Gossip as GossipConfig
 from sapo.core.config.home import Home
 from sapo.core.errors import SapoError, Unavailable
 from sapo.core.types import Batch, Gossiped, Policy, Received, RoundResult
-from sapo.learn.gossip import SlowWeights
+from sapo.learn.gossip import Partner, SlowWeights
 from sapo.learn.update import Learner
 from sapo.peers import blocks
 from sapo.peers.announcements import Announcement, Heard, Partners, announce
 from sapo.peers.keyring import keys_of
 from sapo.peers.signing import Identity
 from sapo.policy import exchange
-from sapo.policy.exchange import ExchangeFile, Unusable
+from sapo.policy.exchange import Unusable, checked
 from sapo.policy.kept_files import SUFFIX, KeptFiles
 from sapo.policy.models import LoadedPolicy
 from sapo.store.file_store import FileStore, NotFetched
@@ -45,7 +45,7 @@ class _Found:
     counts."""
 
     announcement: Announcement
-    file: ExchangeFile
+    pair: Partner
     distance: float
     share: float
 
@@ -165,7 +165,7 @@ class Gossip:
             self._count(f"gossip/alone/{reason}")
             self._say(alone)
         factors = {"alpha": config.alpha, "beta": config.beta, "gamma": config.gamma}
-        partner, share = (None, 1.0) if found is None else (found.file.pair, found.share)
+        partner, share = (None, 1.0) if found is None else (found.pair, found.share)
         outer.step(weights, **factors, partner=partner, share=share)
         self._metrics["gossip/jump"] = self.learner.land()
         self._metrics |= {"gossip/steps": 1.0, "gossip/partners": float(found is not None)}
@@ -187,8 +187,8 @@ class Gossip:
         path = self.kept.path(round, chosen.file)
         try:
             self._fetch(chosen, path)
-            file = ExchangeFile.check(path, chosen.file, self._shapes, chosen.about())
-            return _Found(chosen, file, *self._distance(outer, file))
+            pair = checked(path, chosen.file, self._shapes, chosen.about())
+            return _Found(chosen, pair, *self._distance(outer, pair))
         except (NotFetched, Unusable) as error:
             path.unlink(missing_ok=True)
             raise _Alone(error.code, str(error), chosen.node) from None
@@ -207,9 +207,9 @@ class Gossip:
             if digest != chosen.file:
                 raise Unusable("bad_digest", "its bytes are not those that were announced")
 
-    def _distance(self, outer: SlowWeights, file: ExchangeFile) -> tuple[float, float]:
+    def _distance(self, outer: SlowWeights, pair: Partner) -> tuple[float, float]:
         """How far away it is, and how much of that counts."""
-        found, factor = outer.distance(self.learner.weights(), file.pair), self.config.max_norm
+        found, factor = outer.distance(self.learner.weights(), pair), self.config.max_norm
         reach, limit = outer.reach(found.own, factor), outer.limit(found.own, factor)
         if math.isfinite(found.partner):
             self._metrics |= {"gossip/distance": found.partner, "gossip/reach": reach}

@@ -10,7 +10,7 @@ from sapo.core.figures import PROBE
 from sapo.core.types import Question
 from sapo.node import probes
 from sapo.policy.engines.base import Engine
-from sapo.policy.evaluate import evaluate
+from sapo.policy.evaluate import Evaluation, answer
 from sapo.policy.models import LoadedPolicy
 from sapo.tasks.workers import TaskWorkers
 
@@ -59,7 +59,7 @@ class Prober:
             return {}
         started = self.clock()
         self.engine.update_weights()
-        evaluation = evaluate(
+        found = answer(
             self.policy,
             self.engine,
             self.workers,
@@ -67,5 +67,6 @@ class Prober:
             max_new_tokens=config.generate.max_new_tokens,
             seed=config.swarm.seed,
         )
+        evaluation = Evaluation.of(self.questions, found)
         probes.append(self.path, self.incarnation, round, evaluation, self.questions)
         return evaluation.summary().series(PROBE) | {"time/probe": self.clock() - started}

@@ -12,7 +12,6 @@ from sapo.learn.update import Learner, StepResult
 from sapo.policy import checkpoint, models
 from sapo.policy.kept_files import KeptFiles
 from sapo.policy.models import LoadedPolicy
-from sapo.policy.retention import anchors
 from sapo.provenance.reexecute import Mismatch, Repeater, load, settings_kept
 from sapo.store.journal.journal import Journal, JournalError
 
@@ -139,13 +138,13 @@ class Recovery:
         version.
 
         `weights_sha256` is the weights' digest, if it is known. Besides the newest checkpoints, those stay
-        that the node's replay may begin at (`retention.anchors`).
+        that the node's replay may begin at (`checkpoint.anchors`).
         """
         config, began = self.config, self.clock()
         known = {kept.round: kept.path for kept in self.journal.checkpoints()}
         if round in known:
             return
-        anchored = anchors([*known, round], round, config.history.keep_rounds) | self.kept_rounds()
+        anchored = checkpoint.anchors([*known, round], round, config.history.keep_rounds) | self.kept_rounds()
         saved = checkpoint.save(
             self.folder,
             round=round,

@@ -23,7 +23,7 @@ BESIDE = 1700 << 20
 VALUE, TASK_RUN, STAGES = 300, 18_000, 5
 """One value of one series in MLflow's SQLite; one task run in Prefect's, of which a round has five."""
 ANCHORS = 8
-"""The most checkpoints that a bounded history keeps to begin replay at (`sapo.policy.retention`)."""
+"""The most checkpoints that a bounded history keeps to begin replay at (`sapo.policy.checkpoint.anchors`)."""
 
 
 def least_memory(config: Config, shape: "ModelShape") -> tuple[int, int]:

@@ -45,7 +45,6 @@ from sapo.peers.keyring import find_card
 from sapo.peers.signing import Identity
 from sapo.policy import checkpoint
 from sapo.policy.kept_files import KeptFiles
-from sapo.policy.retention import anchors
 from sapo.store.journal.journal import Journal
 from sapo.store.journal.schema import connect, explained
 
@@ -136,7 +135,7 @@ def _replayed_from(home: Home, name: str, kept: Sequence[checkpoint.Checkpoint],
     history = home.load_config().for_node(name).history
     if history.uri is None:
         return set()
-    wanted = anchors([one.round for one in kept], done, history.keep_rounds)
+    wanted = checkpoint.anchors([one.round for one in kept], done, history.keep_rounds)
     return {one.path for one in kept if one.round in wanted}
 
 

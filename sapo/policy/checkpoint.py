@@ -7,21 +7,20 @@ and what repeating the rounds after it bit for bit depends on. Importing this mo
 
 import contextlib
 import errno
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from sapo.core.atomic_file import sync_directory, sync_file
 from sapo.core.errors import SapoError, UserError
-from sapo.core.types import canonical, sha256
+from sapo.core.types import canonical, file_sha256, sha256
 
 CHECKPOINT_VERSION = 1
 _NAME = re.compile(r"round-(\d{6,})")
@@ -137,6 +136,25 @@ def round_of(path: Path) -> int:
     return int(path.name.removeprefix("round-"))
 
 
+def anchors(rounds: Sequence[int], done: int, keep_rounds: int) -> set[int]:
+    """Of the checkpoints at `rounds`, those that must stay when `done` rounds are done.
+
+    With `keep_rounds` 0 the oldest, so that everything since stays replayable. Otherwise the newest that
+    lies `keep_rounds` or more behind `done` (the oldest, where none does), and, spaced by a quarter of
+    `keep_rounds`, some after it, to which that place can pass. They are eight at most.
+    """
+    if not rounds:
+        return set()
+    order = sorted(rounds)
+    if keep_rounds == 0:
+        return {order[0]}
+    kept = [max((round for round in order if round <= done - keep_rounds), default=order[0])]
+    for round in order:
+        if round - kept[-1] >= max(1, keep_rounds // 4):
+            kept.append(round)
+    return set(kept)
+
+
 def optimizer_state(checkpoint: Checkpoint) -> dict[str, Any]:
     """The optimiser state in a checkpoint, on the CPU; only tensors and plain values are unpickled."""
     import torch
@@ -170,7 +188,7 @@ def verify(path: Path, expected: Checkpoint | None = None) -> Checkpoint:
     for name, (size, digest) in listed.items():
         if (path / name).stat().st_size != size:
             raise BrokenCheckpoint(f"{name} has {(path / name).stat().st_size} bytes instead of {size}")
-        if _digest(path / name) != digest:
+        if file_sha256(path / name) != digest:
             raise BrokenCheckpoint(f"{name} does not have the digest it was written with")
     if expected is not None and found.to_json() != expected.to_json():
         raise BrokenCheckpoint("it describes another round or other weights")
@@ -197,11 +215,18 @@ def _write(
     path.mkdir()
     save_model(path)
     with (path / "optimizer.pt").open("wb") as file:
-        torch.save(dict(optimizer), file)
+        try:
+            torch.save(dict(optimizer), file)
+        except RuntimeError as error:
+            # torch ends the file even so, and the error of that hides why it could not be written
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
     # what cannot be loaded back is worth nothing: find out now
     torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True, mmap=True)
     files = {
-        name: {"bytes": (path / name).stat().st_size, "sha256": _digest(path / name)} for name in _files(path)
+        name: {"bytes": (path / name).stat().st_size, "sha256": file_sha256(path / name)}
+        for name in _files(path)
     }
     body: dict[str, Any] = json.loads(checkpoint.to_json())
     manifest = {
@@ -261,11 +286,6 @@ def _clean(directory: Path, round: int, keep: int, pinned: Collection[Path]) -> 
 def _files(path: Path) -> list[str]:
     names = [str(entry.relative_to(path)) for entry in path.rglob("*") if entry.is_file()]
     return sorted(name for name in names if name != _MANIFEST)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _versions() -> dict[str, str]:

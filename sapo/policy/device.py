@@ -7,10 +7,8 @@ from sapo.core.errors import UserError
 
 
 def resolve_device(config: Config) -> torch.device:
-    """The device that `config.device` means on this machine.
-
-    Raises `UserError` where it is not there, or where a setting of the learner makes no sense on it.
-    """
+    """The device that `config.device` means on this machine. Raises `UserError` where it is not there, or
+    where a setting of the learner makes no sense on it."""
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

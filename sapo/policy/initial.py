@@ -13,9 +13,7 @@ def prepare(
     config: Config, workers: TaskWorkers, *, cache: Path, progress: starter.Progress | None = None
 ) -> None:
     """Make the folder of a model that is made here, once for all runs: a starter's, or of a GGUF file.
-
-    `progress(done, total, what)` counts.
-    """
+    `progress(done, total, what)` counts."""
     if is_starter(config.model):
         starter.prepare(config, workers, cache=cache, progress=progress)
     elif gguf_file.is_gguf(config.model):

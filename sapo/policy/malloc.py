@@ -16,15 +16,15 @@ KEPT_BYTES = 64 << 20
 """Free memory at the heap's end that is kept for the next step."""
 
 
-def settle() -> bool:
+def settle() -> None:
     """Fix both sizes in this process, where its C library is glibc and the environment does not name them
-    (`MALLOC_MMAP_THRESHOLD_`, `MALLOC_TRIM_THRESHOLD_`); returns whether that was done."""
+    (`MALLOC_MMAP_THRESHOLD_`, `MALLOC_TRIM_THRESHOLD_`)."""
     if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
-        return False
+        return
     with contextlib.suppress(AttributeError):  # another C library has no such function
         tune = ctypes.CDLL(None).mallopt
-        return bool(tune(_M_MMAP_THRESHOLD, OWN_BYTES)) and bool(tune(_M_TRIM_THRESHOLD, KEPT_BYTES))
-    return False
+        tune(_M_MMAP_THRESHOLD, OWN_BYTES)
+        tune(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def give_back() -> None:

@@ -73,9 +73,8 @@ def read_weights(model: Any, directory: Path) -> None:
 def read_tokenizer(spec: str, source: str | Path) -> Any:
     """The tokenizer of a model, as its files have it."""
     if isinstance(source, Path) and not any((source / name).is_file() for name in TOKENIZERS):
-        raise UserError(
-            "model", spec, "the directory has no tokenizer", "save it there with tokenizer.save_pretrained"
-        )
+        problem = "the directory has no tokenizer"
+        raise UserError("model", spec, problem, "save it there with tokenizer.save_pretrained")
     with _refusing(spec, source, "its tokenizer cannot be loaded"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         stored = _stored_tokenizer(source)
@@ -151,12 +150,8 @@ def _check_as_stored(spec: str, stored: Tokenizer | None, tokenizer: Any) -> Non
         backend.encode(probe, add_special_tokens=False).ids
         != stored.encode(probe, add_special_tokens=False).ids
     ):
-        raise UserError(
-            "model",
-            spec,
-            f"its tokenizer.json loads as another tokenizer, {type(tokenizer).__name__}",
-            "set tokenizer_class and model_type to what belongs together",
-        )
+        problem = f"its tokenizer.json loads as another tokenizer, {type(tokenizer).__name__}"
+        raise UserError("model", spec, problem, "set tokenizer_class and model_type to what belongs together")
 
 
 @contextmanager
@@ -174,12 +169,10 @@ def _refusing(spec: str, source: str | Path, problem: str) -> Iterator[None]:
             raise UserError("model", spec, problem, "name a model that transformers itself has") from None
         if pointers := _pointers(source):
             problem = f"{', '.join(pointers)}: only a pointer to the file (Git LFS) is there"
-            raise UserError(
-                "model", spec, problem, "fetch the files themselves, as by git lfs pull"
-            ) from None
-        raise UserError(
-            "model", spec, f"{problem}: {said(error)}", "name a causal language model, whole"
-        ) from None
+            remedy = "fetch the files themselves, as by git lfs pull"
+            raise UserError("model", spec, problem, remedy) from None
+        problem = f"{problem}: {said(error)}"
+        raise UserError("model", spec, problem, "name a causal language model, whole") from None
 
 
 def _pointers(source: str | Path) -> Sequence[str]:

@@ -19,9 +19,7 @@ def by_length(rope: Mapping[str, Any]) -> bool:
 
 def settle_positions(model: Any) -> None:
     """Give a `longrope` model the frequencies of its whole context for short sequences, too, as vLLM does.
-
-    They stand in its config from then on, so whoever loads what is saved computes the same.
-    """
+    They stand in its config from then on, so whoever loads what is saved computes the same."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     if rope.get("rope_type") != LONGROPE or not by_length(rope):
         return

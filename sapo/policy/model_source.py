@@ -70,10 +70,8 @@ def source(spec: str) -> str:
 
 
 def check_source(config: Config) -> None:
-    """Raise `UserError` where a node's model cannot be found, or the package for its adapter is missing.
-
-    The hub is asked about a model that is not in its cache; nothing is downloaded.
-    """
+    """Raise `UserError` where a node's model cannot be found, or the package for its adapter is missing. The
+    hub is asked about a model that is not in its cache; nothing is downloaded."""
     if config.lora is not None and find_spec("peft") is None:
         raise UserError("lora", "...", "peft is not installed", install_command("lora"))
     spec = config.model

@@ -19,6 +19,7 @@ from jinja2 import TemplateError
 from safetensors.torch import load_file
 
 from sapo.core.config.load import Config
+from sapo.core.config.prompt import Prompt
 from sapo.core.errors import SapoError, UserError
 from sapo.core.install import install_command
 from sapo.core.rng import stream
@@ -65,12 +66,8 @@ class LoadedPolicy:
     """Ids of special tokens."""
     control: tuple[str, ...]
     """Texts of the special tokens that end an answer or part the turns; a peer may write none."""
-    system: str | None = None
-    """Instruction that goes before every question."""
-    examples: tuple[tuple[str, str], ...] = ()
-    """Questions and answers that go before every question, as earlier turns."""
-    template: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the chat template."""
+    prompt: Prompt = field(default_factory=Prompt)
+    """What it reads around every question."""
     lora: bool = False
     unknown_ids: frozenset[int] = frozenset()
     """Ids below `vocabulary` that no token has."""
@@ -83,11 +80,11 @@ class LoadedPolicy:
     def encode_prompt(self, question: str) -> tuple[int, ...]:
         """Ids of a question under this policy's template, up to where its answer begins."""
         if self.tokenizer.chat_template is None:
-            system = f"{self.system}\n" if self.system else ""
-            before = "".join(f"{asked}\n{answer}\n\n" for asked, answer in self.examples)
+            system = f"{self.prompt.system}\n" if self.prompt.system else ""
+            before = "".join(f"{asked}\n{answer}\n\n" for asked, answer in self.prompt.examples)
             return self._opened(self.tokenizer(f"{system}{before}{question}\n").input_ids)
         ids = self.tokenizer.apply_chat_template(
-            self.conversation(question), add_generation_prompt=True, return_dict=False, **self.template
+            self.conversation(question), add_generation_prompt=True, return_dict=False, **self.prompt.template
         )
         return tuple(ids)
 
@@ -102,7 +99,8 @@ class LoadedPolicy:
 
     def conversation(self, question: str) -> list[dict[str, str]]:
         """The messages of a question, those of the prompt before it."""
-        return _conversation(self.tokenizer, [*chain.from_iterable(self.examples), question], self.system)
+        turns = [*chain.from_iterable(self.prompt.examples), question]
+        return _conversation(self.tokenizer, turns, self.prompt.system)
 
     def prompt_text(self, question: str) -> str:
         """What `encode_prompt` encodes, as text with all special tokens."""
@@ -110,9 +108,7 @@ class LoadedPolicy:
 
     def encode_completion(self, text: str, finish_reason: FinishReason) -> tuple[int, ...]:
         """Ids of an answer alone: no BOS, no control token but `end_id`, which follows iff it stopped.
-
-        Special tokens in a text that spells a control token are encoded as plain characters.
-        """
+        Special tokens in a text that spells a control token are encoded as plain characters."""
         split = self.has_control_tokens(text)
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=split).input_ids
         return (*ids, self.end_id) if finish_reason == "stop" else tuple(ids)
@@ -133,7 +129,7 @@ class LoadedPolicy:
         too, refuse such answers."""
         if self.tokenizer.chat_template is None:
             return ()
-        render = partial(self.tokenizer.apply_chat_template, tokenize=False, **self.template)
+        render = partial(self.tokenizer.apply_chat_template, tokenize=False, **self.prompt.template)
         question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}
         asked, answered = str(render([question], add_generation_prompt=True)), str(render([question, answer]))
         written = answered.removeprefix(asked).partition(_PROBE)[0] if answered.startswith(asked) else ""
@@ -167,22 +163,13 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
     if config.lora is not None:
         model = with_adapter(model, config)
     _check_template(config.prompt.template, tokenizer)
-    return wrap(
-        spec,
-        model.to(resolve_device(config)),
-        tokenizer,
-        system=config.system,
-        examples=config.prompt.examples,
-        template=config.prompt.template,
-        lora=config.lora is not None,
-    )
+    model, lora = model.to(resolve_device(config)), config.lora is not None
+    return wrap(spec, model, tokenizer, prompt=config.full_prompt, lora=lora)
 
 
 def wrap(spec: str, model: Any, tokenizer: Any, **how: Any) -> LoadedPolicy:
     """A policy from a model and a tokenizer in memory, after a trial of what a model must be able to do.
-
-    `how` is as in `describe`.
-    """
+    `how` is as in `describe`."""
     settle_positions(model)
     policy = describe(spec, model, tokenizer, **how)
     _refuse_broken(spec, model)
@@ -194,28 +181,19 @@ def wrap(spec: str, model: Any, tokenizer: Any, **how: Any) -> LoadedPolicy:
 
 
 def describe(
-    spec: str,
-    model: Any,
-    tokenizer: Any,
-    *,
-    system: str | None = None,
-    examples: Sequence[tuple[str, str]] = (),
-    template: Mapping[str, Any] | None = None,
-    lora: bool = False,
+    spec: str, model: Any, tokenizer: Any, *, prompt: Prompt | None = None, lora: bool = False
 ) -> LoadedPolicy:
     """A policy from a model and a tokenizer in memory; the model is not asked anything."""
     marker = _end_marker(spec, tokenizer)
     end_id = marker if marker is not None else tokenizer.eos_token_id
     if end_id is None:
-        raise UserError(
-            "model", spec, "its tokenizer has no end token", "set eos_token or a template that ends turns"
-        )
+        problem = "its tokenizer has no end token"
+        raise UserError("model", spec, problem, "set eos_token or a template that ends turns")
     used = _ids(tokenizer)
     vocabulary = max(used) + 1
     if vocabulary > model.get_input_embeddings().weight.shape[0]:
-        raise UserError(
-            "model", spec, "its tokenizer has more tokens than the model", "use the tokenizer it came with"
-        )
+        problem = "its tokenizer has more tokens than the model"
+        raise UserError("model", spec, problem, "use the tokenizer it came with")
     stop_ids = tuple(sorted({end_id, *_stops(model, tokenizer)}))
     return LoadedPolicy(
         model=model.eval(),
@@ -228,9 +206,7 @@ def describe(
         unknown_ids=frozenset(range(vocabulary)) - used,
         special_ids=frozenset(_special_ids(tokenizer)),
         control=_control(tokenizer, stop_ids),
-        system=system,
-        examples=tuple(examples),
-        template=dict(template or {}),
+        prompt=prompt or Prompt(),
         lora=lora,
     )
 
@@ -240,10 +216,8 @@ def _ids(tokenizer: Any) -> set[int]:
 
 
 def weights_sha256(model: torch.nn.Module) -> str:
-    """Hex SHA-256 over the parameters (name, dtype, shape, bytes) in sorted order.
-
-    Under LoRA only the adapter's are hashed: the base does not change.
-    """
+    """Hex SHA-256 over the parameters (name, dtype, shape, bytes) in sorted order. Under LoRA only the
+    adapter's are hashed: the base does not change."""
     digest = hashlib.sha256()
     for name, parameter in _hashed(model):
         head = canonical([name, str(parameter.dtype), list(parameter.shape)]).encode()
@@ -361,14 +335,8 @@ class _Shell(torch.nn.Module):
 
 
 def _without_weights(directory: Path, config: Config) -> LoadedPolicy:
-    return describe(
-        config.model,
-        _Shell(directory),
-        read_tokenizer(config.model, directory),
-        system=config.system,
-        examples=config.prompt.examples,
-        template=config.prompt.template,
-    )
+    tokenizer = read_tokenizer(config.model, directory)
+    return describe(config.model, _Shell(directory), tokenizer, prompt=config.full_prompt)
 
 
 def fingerprint(tokenizer: Any) -> str:
@@ -409,9 +377,8 @@ def with_adapter(model: Any, config: Config) -> Any:
         try:
             adapted = get_peft_model(model, settings)
         except ValueError as error:
-            raise UserError(
-                "lora.target_modules", config.lora.target_modules, said(error), "name its linear layers"
-            ) from None
+            remedy = "name its linear layers"
+            raise UserError("lora.target_modules", config.lora.target_modules, said(error), remedy) from None
     _refuse_half_tied(adapted, config.lora.target_modules)
     return adapted
 
@@ -444,9 +411,7 @@ def _load_adapter(model: Any, state: dict[str, torch.Tensor], directory: Path) -
 
 def _conversation(tokenizer: Any, turns: Sequence[str], system: str | None) -> list[dict[str, str]]:
     """The messages of a question, the last of `turns`, after examples: questions and answers by turns.
-
-    Templates that refuse a system role, or leave it out, get it in the first user's turn.
-    """
+    Templates that refuse a system role, or leave it out, get it in the first user's turn."""
     messages = [
         {"role": ("user", "assistant")[place % 2], "content": turn} for place, turn in enumerate(turns)
     ]
@@ -480,9 +445,8 @@ def _end_marker(spec: str, tokenizer: Any) -> int | None:
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except TemplateError as error:
-        raise UserError(
-            "model", spec, f"its chat template fails: {said(error)}", "correct the template"
-        ) from None
+        problem = f"its chat template fails: {said(error)}"
+        raise UserError("model", spec, problem, "correct the template") from None
     special = set(tokenizer.all_special_ids) | _special_ids(tokenizer)
     tail = tokenizer(text.rpartition(_PROBE)[2], add_special_tokens=False).input_ids
     return next((token for token in tail if token in special), None)
@@ -564,9 +528,8 @@ def _self_check(spec: str, policy: LoadedPolicy) -> None:
     """Render a prompt and an answer: the answer must be trainable up to a stop token."""
     prompt, answer = policy.encode_prompt("1 + 1 = ?"), policy.encode_completion("2", "stop")
     if not prompt or len(answer) < 2 or answer[-1] not in policy.stop_ids:
-        raise UserError(
-            "model", spec, "its template leaves no answer to train", "use a model with a chat template"
-        )
+        problem = "its template leaves no answer to train"
+        raise UserError("model", spec, problem, "use a model with a chat template")
     bos = policy.tokenizer.bos_token_id
     if bos is not None and bos != policy.end_id and bos in answer:
         raise UserError("model", spec, "puts its start token into answers", "use another tokenizer")

@@ -70,16 +70,17 @@ def generation(policy: "LoadedPolicy", config: Config) -> Any:
 def chat_template(policy: "LoadedPolicy") -> str:
     """The tokenizer's chat template with the policy's prompt as what it begins with."""
     if policy.tokenizer.chat_template is None:
-        system = [{"role": "system", "content": policy.system}] if policy.system else []
+        system = [{"role": "system", "content": policy.prompt.system}] if policy.prompt.system else []
         shown = [
             {"role": role, "content": text}
-            for example in policy.examples
+            for example in policy.prompt.examples
             for role, text in zip(("user", "assistant"), example, strict=True)
         ]
         return _before([*system, *shown], "") + _literal_start(policy.tokenizer) + TURNS
     *before, last = policy.conversation(MARK)
     lead = last["content"].removesuffix(MARK)
-    return _arguments(policy.template) + _before(before, lead) + str(policy.tokenizer.get_chat_template())
+    own = str(policy.tokenizer.get_chat_template())
+    return _arguments(policy.prompt.template) + _before(before, lead) + own
 
 
 def _before(messages: list[dict[str, str]], lead: str) -> str:

@@ -5,11 +5,8 @@ to be right now and then. Part of its supervised answers are sentences, which ve
 settings share one cached directory. Not Qwen2: transformers 5 loads any `qwen2` tokenizer as Qwen2's own.
 """
 
-import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from random import Random
@@ -22,11 +19,11 @@ from tokenizers.trainers import BpeTrainer
 
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Config
-from sapo.core.config.prompt import system_prompt
+from sapo.core.config.prompt import Prompt, system_prompt
 from sapo.core.errors import UserError
 from sapo.core.machine import usable
 from sapo.core.rng import rng, stream
-from sapo.core.types import Question, canonical
+from sapo.core.types import Question
 from sapo.core.user_cache import made_once
 from sapo.policy.hf_import import transformers
 from sapo.policy.models import save, wrap
@@ -55,20 +52,9 @@ Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt and of the answer to it."""
 
 
-@dataclass(frozen=True)
-class Example:
-    """One supervised pair."""
-
-    question: str
-    answer: str
-
-
 def prepare(config: Config, workers: TaskWorkers, *, cache: Path, progress: Progress | None = None) -> Path:
-    """The cached directory of the config's starter, made now if it is not there yet.
-
-    Processes that ask at once wait for the first; a killed one leaves nothing behind that counts.
-    `progress(done, total, what)` counts supervised steps.
-    """
+    """The cached directory of the config's starter, made now if it is not there yet. `progress(done, total,
+    what)` counts supervised steps."""
     target = location(config, cache=cache)
     if target.is_dir():
         return target
@@ -90,24 +76,21 @@ def solved(config: Config, workers: TaskWorkers) -> Iterator[list[tuple[Question
         answers = workers.answers([question.recipe for question in questions])
         pairs = [(q, a) for q, a in zip(questions, answers, strict=True) if a is not None]
         if not pairs:
-            raise UserError(
-                "tasks",
-                sorted({task.dataset for task in config.tasks}),
-                "no data set among them tells its answers, so the starter has nothing to learn from",
-                "add one that does, or set model to a trained one",
-            )
+            problem = "no data set among them tells its answers, so the starter has nothing to learn from"
+            remedy = "add one that does, or set model to a trained one"
+            raise UserError("tasks", sorted({task.dataset for task in config.tasks}), problem, remedy)
         yield pairs
 
 
-def examples(config: Config, workers: TaskWorkers) -> Iterator[Example]:
-    """Endless supervised pairs of the config's tasks: bare answers, and sentences with them."""
+def examples(config: Config, workers: TaskWorkers) -> Iterator[tuple[str, str]]:
+    """Endless questions of the config's tasks with what is taught: bare answers, and sentences with them."""
     for round, pairs in enumerate(solved(config, workers)):
         random = rng(config.starter.seed, OWNER, "style", round)
         for question, answer in pairs:
             if random.random() < config.starter.bare:
-                yield Example(question.text, target_text(answer, config.rules.answer))
+                yield question.text, target_text(answer, config.rules.answer)
             else:
-                yield Example(question.text, SENTENCE.format(answer))
+                yield question.text, SENTENCE.format(answer)
 
 
 def target_text(answer: str, form: AnswerFormat) -> str:
@@ -228,10 +211,8 @@ def _loss(model: Any, batch: Sequence[Pair]) -> torch.Tensor:
 
 
 def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Progress) -> None:
-    began = time.monotonic()
     starter = config.starter
-    name = variant_of(config)
-    variant = VARIANTS[name]
+    variant = VARIANTS[variant_of(config)]
     wanted = -(-starter.steps * starter.batch // PASSES)
     source = examples(config, workers)
     pairs = []
@@ -239,29 +220,19 @@ def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Prog
         pairs.append(next(source))
         if (done + 1) % 512 == 0 or done + 1 == wanted:
             progress(done + 1, wanted, "questions")
-    texts = [text for pair in pairs[:4096] for text in (pair.question, pair.answer)]
+    texts = [text for pair in pairs[:4096] for text in pair]
     tokenizer = make_tokenizer(variant, texts)
-    system = system_prompt(config.rules.answer)
-    policy = wrap("starter", make_model(variant, tokenizer, starter.seed), tokenizer, system=system)
-    made = time.monotonic()
+    prompt = Prompt(system=system_prompt(config.rules.answer))
+    policy = wrap("starter", make_model(variant, tokenizer, starter.seed), tokenizer, prompt=prompt)
     encoded = [
-        (policy.encode_prompt(pair.question), policy.encode_completion(pair.answer, "stop")) for pair in pairs
+        (policy.encode_prompt(question), policy.encode_completion(answer, "stop"))
+        for question, answer in pairs
     ]
     order = shuffled(len(encoded), starter.batch, rng(starter.seed, OWNER, "order"))
     batches = ([encoded[number] for number in numbers] for numbers in order)
     with threads():
-        loss = supervise(policy.model, batches, starter.steps, starter.lr, progress)
+        supervise(policy.model, batches, starter.steps, starter.lr, progress)
     save(policy, directory)
-    lines = (canonical({"question": pair.question, "answer": pair.answer}) for pair in pairs)
-    (directory / "supervised.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    note = {
-        "variant": name,
-        "parameters": sum(parameter.numel() for parameter in policy.model.parameters()),
-        "questions": len(pairs),
-        "loss": loss,
-        "seconds": {"questions": made - began, "training": time.monotonic() - made},
-    }
-    (directory / "starter.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -14,10 +14,8 @@ RECIPE = 2
 
 @dataclass(frozen=True)
 class Variant:
-    """A shape of the starter; `vocabulary` is the most tokens it may have, None for bytes only.
-
-    `digits` makes every digit a token of its own; otherwise frequent numbers are tokens too.
-    """
+    """A shape of the starter; `vocabulary` is the most tokens it may have, None for bytes only. `digits`
+    makes every digit a token of its own; otherwise frequent numbers are tokens too."""
 
     vocabulary: int | None
     hidden: int
@@ -56,7 +54,6 @@ def variant_of(config: Config, spec: str | None = None) -> str:
     text = config.model if spec is None else spec
     name = text.partition(":")[2] or config.starter.variant
     if name not in VARIANTS:
-        raise UserError(
-            "model", f"starter:{name}", "there is no such starter", f"variants are: {', '.join(VARIANTS)}"
-        )
+        problem = "there is no such starter"
+        raise UserError("model", f"starter:{name}", problem, f"variants are: {', '.join(VARIANTS)}")
     return name

@@ -1,13 +1,9 @@
 """Token ids of a group under the receiver's vocabulary."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
 
 from sapo.core.types import Completion, Group
 from sapo.policy.models import LoadedPolicy
-
-ZERO: Final[Literal[0]] = 0
-ONE: Final[Literal[1]] = 1
 
 
 def own_ids(policy: LoadedPolicy, group: Group, completion: Completion) -> tuple[tuple[int, ...], bool]:

@@ -99,7 +99,7 @@ class Repeater:
             try:
                 if self._partners is None:
                     raise Unusable("absent", "what it averaged with is not here")
-                pair = averaged_with(self._partners, round, done.file, trained(self.policy)).pair
+                pair = averaged_with(self._partners, round, done.file, trained(self.policy))
             except Unusable as error:
                 raise Mismatch(f"round {round} cannot be averaged again: {error}") from None
         factors = {"alpha": done.alpha, "beta": done.beta, "gamma": done.gamma}

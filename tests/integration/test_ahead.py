@@ -19,7 +19,7 @@ from sapo.core.types import Completion, Group
 from sapo.core.user_cache import default_cache
 from sapo.node.round import NodeRuntime
 from sapo.policy.engines.hf import TransformersEngine
-from sapo.policy.evaluate import evaluate
+from sapo.policy.evaluate import Evaluation, answer
 from sapo.policy.models import LoadedPolicy, load_policy
 from sapo.provenance.check import check
 from sapo.provenance.replay import opened
@@ -224,15 +224,16 @@ def test_a_probe_asks_the_present_weights_and_never_beside_the_sampling(tmp_path
         watched(node)
         while not node.finished:
             policy = policy_with(config, weights_of(node))
-            found = evaluate(
+            questions = node.parts.prober.questions
+            found = answer(
                 policy,
                 TransformersEngine(policy),
                 node.parts.workers,
-                node.parts.prober.questions,
+                questions,
                 max_new_tokens=config.generate.max_new_tokens,
                 seed=config.swarm.seed,
             )
-            expected.append(found.summary().series(PROBE))
+            expected.append(Evaluation.of(questions, found).summary().series(PROBE))
             metrics = node.run_round().metrics
             shown.append({name: metrics[name] for name in expected[-1]})
         assert [versions(node, round) for round in range(4)] == [{0}, {0}, {1}, {2}]

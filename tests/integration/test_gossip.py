@@ -16,10 +16,9 @@ from torch import Tensor
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable
-from sapo.core.types import RoundResult
+from sapo.core.types import RoundResult, file_sha256
 from sapo.node.round import NodeRuntime
 from sapo.peers import blocks
-from sapo.policy.exchange import digest_of
 from sapo.provenance.check import Differs, check
 from sapo.provenance.replay import opened
 from sapo.store.journal.journal import Journal
@@ -248,7 +247,7 @@ def test_a_file_that_is_no_file_of_tensors_leaves_it_alone(
     with attacked(begun, tmp_path) as (home, node, bus):
         _, place = put(home, {})
         place.write_bytes(b"\xff" * 4096)
-        digest = digest_of(place)
+        digest = file_sha256(place)
         place.rename(place.with_name(f"{digest}.safetensors"))
         say(bus, node, digest, now=NOW)
         stays_alone(node, "bad_shape", alone)

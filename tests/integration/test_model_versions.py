@@ -128,7 +128,7 @@ def test_a_version_answers_messages_under_its_prompt_which_its_tag_and_card_say(
     assert json.loads(version.tags["sapo.prompt"]) == told
     stored = Path(str(version.source).removeprefix("file://"))
     assert "<|system|>add.<|end|><|user|>1 + 2" in (stored / "model_card.md").read_text()
-    policy = models.wrap("m", model, samples.tokenizer(), system="add.", examples=config.prompt.examples)
+    policy = models.wrap("m", model, samples.tokenizer(), prompt=config.prompt)
     asked = torch.tensor([policy.encode_prompt("2 + 2")])
     wanted = model.generate(
         asked, max_new_tokens=5, do_sample=False, eos_token_id=list(policy.stop_ids), pad_token_id=0

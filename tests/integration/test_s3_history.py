@@ -18,8 +18,8 @@ from sapo.bus.base import Poll
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.creation_marker import made_in
 from sapo.core.errors import Unavailable
+from sapo.core.types import file_sha256
 from sapo.ops.archiver import Archiver
-from sapo.policy.exchange import digest_of
 from sapo.provenance.check import check
 from sapo.provenance.replay import opened
 from sapo.store.file_store import FileStore, NotFetched
@@ -74,7 +74,7 @@ def test_weights_to_gossip_with_go_through_s3_and_only_the_newest_stay(s3: S3Ser
     # which of the older ones stays is a matter of the store's clock, of whole seconds
     assert len(list((s3.folder / "objects" / "history" / "gossip" / "author").glob("*.safetensors"))) == 2
     digest = store.fetch(f"author/{3:064x}.safetensors", copy, limit=3_000_000, late=lambda: False)
-    assert (copy.read_bytes(), digest) == (source.read_bytes(), digest_of(source))
+    assert (copy.read_bytes(), digest) == (source.read_bytes(), file_sha256(source))
     for code, name, limit, late in (
         ("absent", f"author/{9:064x}.safetensors", 3_000_000, False),
         ("too_large", f"author/{3:064x}.safetensors", 2_999_999, False),

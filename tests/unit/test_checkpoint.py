@@ -1,6 +1,7 @@
 """Checkpoints: whole, verified and named, or not there; broken ones are passed over aloud."""
 
 import errno
+import io
 import json
 import logging
 import os
@@ -252,6 +253,42 @@ def test_a_full_disk_is_named_and_leaves_the_older_checkpoint(tmp_path: Path, er
     with pytest.raises(UserError, match="the disk is full") as caught:
         save(tmp_path, 2, save_model=full)
     assert caught.value.value == str(tmp_path)
+    assert names(tmp_path) == ["round-000001"]
+    assert checkpoint.load_latest(tmp_path) == older
+
+
+class FullDisk(io.RawIOBase):
+    """A file on a disk that has room for so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        if size > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= size
+        return size
+
+
+@pytest.mark.parametrize("room", [0, 400, 4000])
+def test_a_disk_that_is_full_in_the_middle_of_the_optimisers_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    older = save(tmp_path, 1)
+    usual = Path.open
+
+    def opened(path: Path, mode: str = "r", **how: Any) -> Any:
+        full = path.name == "optimizer.pt" and mode == "wb"
+        return FullDisk(room) if full else usual(path, mode, **how)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(UserError, match="the disk is full") as caught:
+        save(tmp_path, 2, optimizer={"moments": torch.zeros(5000)})
+    assert isinstance(caught.value.__cause__, OSError)
     assert names(tmp_path) == ["round-000001"]
     assert checkpoint.load_latest(tmp_path) == older
 

@@ -200,7 +200,7 @@ def test_a_template_that_refuses_a_system_role_gets_the_instruction_in_the_quest
         "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
         "{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
     )
-    policy = models.wrap("m", samples.model(), tokenizer, system="say it in tags")
+    policy = models.wrap("m", samples.model(), tokenizer, prompt=Prompt(system="say it in tags"))
     assert "say it in tags" in policy.tokenizer.decode(policy.encode_prompt("1 + 1")).replace("|", "")
 
 
@@ -218,9 +218,8 @@ def test_examples_are_earlier_turns(tmp_path: Path) -> None:
 
 
 def test_without_a_chat_template_examples_are_plain_text() -> None:
-    policy = models.wrap(
-        "m", samples.model(), samples.tokenizer(chat=False), system="Add.", examples=[EXAMPLE]
-    )
+    prompt = Prompt(system="Add.", examples=(EXAMPLE,))
+    policy = models.wrap("m", samples.model(), samples.tokenizer(chat=False), prompt=prompt)
     text = f"Add.\n{EXAMPLE[0]}\n{EXAMPLE[1]}\n\n1 + 1\n"
     assert policy.encode_prompt("1 + 1") == tuple(policy.tokenizer(text).input_ids)
 

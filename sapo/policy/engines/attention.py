@@ -17,25 +17,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "sapo_sampling"
-FAMILIES = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
-"""Model types that hand a four-dimensional mask and further arguments on to their attention as they are."""
-
-
-def follows(model: Any) -> bool:
-    """Whether a model attends so, once told to: sliding windows are not in these masks."""
-    config = getattr(model, "config", None)
-    layers = getattr(config, "layer_types", None) or ["full_attention"]
-    return (
-        getattr(config, "model_type", None) in FAMILIES
-        and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
-        and set(layers) == {"full_attention"}
-    )
 
 
 @contextmanager
 def sampling_attention(model: Any) -> Iterator[None]:
-    """Have a model that `follows` attend so meanwhile. It is given masks of the rows' own tokens, as those
-    of `causal_mask`, and `beginning`, a cache of what goes before them in every row."""
+    """Have a model that `shares_prompts` attend so meanwhile.
+
+    It is given masks of the rows' own tokens, as those of `causal_mask`, and `beginning`, a cache of what
+    goes before them in every row.
+    """
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)
     try:
@@ -66,10 +56,8 @@ def _attend(
     beginning: Cache | None = None,
     **given: Any,
 ) -> tuple[Tensor, None]:
-    """What each head of `query` [rows, heads, width, size] finds, as [rows, width, heads, size].
-
-    Prompts are read as transformers does it, which holds no scores.
-    """
+    """What each head of `query` [rows, heads, width, size] finds, as [rows, width, heads, size]. Prompts are
+    read as transformers does it, which holds no scores."""
     first = None if beginning is None else beginning.layers[module.layer_idx]
     if attention_mask is None or query.shape[2] > 1:
         if first is not None and attention_mask is not None:

@@ -66,9 +66,6 @@ def refuse_long(policy: "LoadedPolicy", prompts: Sequence[Sequence[int]]) -> Non
     """Raise `UserError` for a prompt that leaves no room in the model's context."""
     for prompt in prompts:
         if not prompt or not policy.fits(prompt):
-            raise UserError(
-                "prompt",
-                f"{len(prompt)} tokens",
-                f"the model's context is {policy.max_length} tokens",
-                "leave such questions out: prompts are not truncated",
-            )
+            problem = f"the model's context is {policy.max_length} tokens"
+            remedy = "leave such questions out: prompts are not truncated"
+            raise UserError("prompt", f"{len(prompt)} tokens", problem, remedy)

@@ -20,8 +20,9 @@ from transformers import Cache, DynamicCache
 from sapo.core.errors import SapoError
 from sapo.core.rng import torch_generator
 from sapo.core.types import Completion, Sampling
+from sapo.learn.logprobs import shares_prompts
 from sapo.learn.unused_ids import hide_unused
-from sapo.policy.engines.attention import causal_mask, follows, sampling_attention
+from sapo.policy.engines.attention import causal_mask, sampling_attention
 from sapo.policy.engines.base import NOT_FINITE, refuse_long
 from sapo.policy.engines.whole_weights import whole_weights
 
@@ -52,7 +53,7 @@ class TransformersEngine:
         self.max_rows = max_rows
         self.answered: Callable[[int], None] | None = None
         self._model: Any = policy.model
-        self._follows = follows(policy.model)
+        self._shares = shares_prompts(policy.model)
         if own_copy or policy.lora:
             # As trainable as the original: torch multiplies in another order by what wants no gradient.
             self._model = copy.deepcopy(policy.model).eval()
@@ -85,10 +86,7 @@ class TransformersEngine:
         greedy: bool = False,
     ) -> list[list[Completion]]:
         """See `Engine.generate`. The draw of (prompt i, completion k, token t) depends on `seed`, i, k and t
-        only, not on what else is in the batch.
-
-        Raises `UserError` for a prompt that leaves no room in the model's context.
-        """
+        only, not on what else is in the batch."""
         refuse_long(self.policy, prompts)
         rows: list[list[Completion]] = [[] for _ in prompts]
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -98,7 +96,7 @@ class TransformersEngine:
         self._model.eval()
         try:
             beginning = self._beginning(prompts)
-            with sampling_attention(self._model) if self._follows else nullcontext():
+            with sampling_attention(self._model) if self._shares else nullcontext():
                 for start in range(0, len(order), step):
                     chosen = order[start : start + step]
                     found = self._chunk(
@@ -178,7 +176,7 @@ class TransformersEngine:
         """
         alike = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
         length = min(sum(1 for _ in alike), min(map(len, prompts), default=0) - 1)
-        if not self._follows or _has_own_cache(self._model) or length < LEAST_SHARED or len(prompts) < 2:
+        if not self._shares or _has_own_cache(self._model) or length < LEAST_SHARED or len(prompts) < 2:
             return None
         cache = _empty_cache(self._model)
         ids = torch.tensor([prompts[0][:length]], device=self._model.device)
@@ -191,8 +189,8 @@ class TransformersEngine:
         """Cache of what follows the beginning, next-token logits, what the next token's attention mask begins
         with, and prompt lengths.
 
-        The mask is [rows, 1, 1, tokens] in a model that `follows`; else [rows, tokens], or None where nothing
-        is padded.
+        The mask is [rows, 1, 1, tokens] in a model that `shares_prompts`; else [rows, tokens], or None
+        where nothing is padded.
         """
         device = self._model.device
         read = 0 if beginning is None else beginning.get_seq_length()
@@ -204,7 +202,7 @@ class TransformersEngine:
         # Masks come from lengths, never from ids: the pad id may be a real token.
         padded = min(len(rest) for rest in rests) < width
         mask = after = (places >= 0).long() if padded else None
-        if self._follows:
+        if self._shares:
             mask = causal_mask(places >= 0, self._model.dtype)
             after = mask[:, :, -1:]
         cache = _empty_cache(self._model)
@@ -269,10 +267,8 @@ def _branch(row: Tensor, token: Tensor, rows: int) -> tuple[Tensor | None, Tenso
 
 
 def _draws(seed: int, prompts: Sequence[int], completions: int, tokens: int, *, greedy: bool) -> Tensor:
-    """Uniform numbers [prompts * completions, tokens], counted by the prompts' places in the call.
-
-    If `greedy`, each prompt's block begins with a row of `GREEDY`.
-    """
+    """Uniform numbers [prompts * completions, tokens], counted by the prompts' places in the call. If
+    `greedy`, each prompt's block begins with a row of `GREEDY`."""
     blocks = []
     for i in prompts:
         generator = torch_generator(seed, "draw", i)

