@@ -3,14 +3,10 @@
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from sapo.cli.commands.options import ConfigOption, HomeOption, PresetOption, SetOption, typed, warn
-
-if TYPE_CHECKING:
-    from sapo.core.config.home import Home
 
 
 def deploy(
@@ -32,9 +28,7 @@ def deploy(
     from sapo.ops import deployments
 
     url = deployments.refuse_without_server(os.environ)
-    found, settings = launch.locate(preset, config, sets, home=home)
-    if found.manifest.exists() and (config is None or found.node_names()):
-        found, settings = launch.locate(preset, config, sets, home=found.root, resume=True)
+    found, settings = launch.locate_one(preset, config, sets, home=home)
     checks.refuse_running(found, "swarm")
     folder = str(Path.cwd())
     names = [
@@ -58,9 +52,5 @@ def deploy(
     print(f"\nits runs: {url.rstrip('/').removesuffix('/api')}/deployments")
     print("start a worker, here or on any machine that sees the home at the same place:")
     print(f"  PREFECT_API_URL={url} prefect worker start --pool {settings.deploy.pool}")
-    print(f"after a change of the config: {_again(config, found)}")
-
-
-def _again(config: Path | None, home: "Home") -> str:
     given = ["--set", "KEY=VALUE"] if config is None else ["--config", str(config)]
-    return typed(home, "deploy", *given)
+    print(f"after a change of the config: {typed(found, 'deploy', *given)}")

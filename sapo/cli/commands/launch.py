@@ -45,8 +45,6 @@ def locate(
     file: Path | None,
     sets: Sequence[str] | None,
     *,
-    nodes: int | None = None,
-    rounds: int | None = None,
     home: Path | None = None,
     resume: bool = False,
 ) -> tuple[Home, Config]:
@@ -54,29 +52,23 @@ def locate(
     from sapo.tasks.pins import with_pins
 
     if not resume:
-        config = with_pins(resolve(preset, file, sets, nodes=nodes, rounds=rounds))
+        config = with_pins(resolve(preset, file, sets))
         return Home.of(home, config), config
     if home is None and not os.environ.get("SAPO_HOME") and (preset is not None or file is not None):
         home = Home.of(None, resolve(preset, file, sets)).root
     found = find_home(home)
     # the preset is in the home's config already; laid on top, it would undo what was set beside it
-    config = resolve(None, file, sets, nodes=nodes, rounds=rounds, base=found.load_config())
+    config = resolve(None, file, sets, base=found.load_config())
     return found, with_pins(config)
 
 
 def locate_one(
-    preset: str | None,
-    file: Path | None,
-    sets: Sequence[str] | None,
-    *,
-    nodes: int | None = None,
-    rounds: int | None = None,
-    home: Path | None = None,
+    preset: str | None, file: Path | None, sets: Sequence[str] | None, *, home: Path | None = None
 ) -> tuple[Home, Config]:
-    """Home and config of a single node: what a home holds goes on, under that run's config."""
-    found, config = locate(preset, file, sets, nodes=nodes, rounds=rounds, home=home)
+    """Home and config of one node, or of a deployed site: a run in that home goes on, under its config."""
+    found, config = locate(preset, file, sets, home=home)
     if found.manifest.exists() and (file is None or found.node_names()):
-        return locate(preset, file, sets, nodes=nodes, rounds=rounds, home=found.root, resume=True)
+        return locate(preset, file, sets, home=found.root, resume=True)
     return found, config
 
 

@@ -56,8 +56,6 @@ def resolve(
     file: Path | None,
     sets: Sequence[str] | None,
     *,
-    nodes: int | None = None,
-    rounds: int | None = None,
     base: "Config | None" = None,
 ) -> "Config":
     """The config of a command line; the default preset when neither preset, file nor `base` is given.
@@ -66,14 +64,15 @@ def resolve(
     """
     from sapo.core.config.load import DEFAULT_PRESET, load
 
-    flags = list(sets or [])
-    if nodes is not None:
-        flags.append(f"swarm.nodes={nodes}")
-    if rounds is not None:
-        flags.append(f"swarm.rounds={rounds}")
     if preset is None and file is None and base is None:
         preset = DEFAULT_PRESET
-    return load(preset, file, flags, base=base)
+    return load(preset, file, list(sets or []), base=base)
+
+
+def counted(sets: Sequence[str] | None, nodes: int | None = None, rounds: int | None = None) -> list[str]:
+    """The settings of a command line, with those of `--nodes` and `--rounds` behind them."""
+    counts = {"swarm.nodes": nodes, "swarm.rounds": rounds}
+    return [*(sets or []), *(f"{name}={count}" for name, count in counts.items() if count is not None)]
 
 
 def find_home(home: Path | None) -> "Home":

@@ -12,6 +12,7 @@ from sapo.cli.commands.options import (
     JsonOption,
     PresetOption,
     SetOption,
+    counted,
     find_home,
     print_json,
     program,
@@ -54,9 +55,8 @@ def swarm(
     from sapo.core.effects import swarm_notes
     from sapo.core.exam_size import sized
 
-    found, settings = launch.locate(
-        preset, config, sets, nodes=nodes, rounds=rounds, home=home, resume=resume
-    )
+    sets = counted(sets, nodes, rounds)
+    found, settings = launch.locate(preset, config, sets, home=home, resume=resume)
     if not resume and not dry_run:
         launch.refuse_second_start(found)
     launch.refuse_moved(settings, found)
@@ -98,7 +98,7 @@ def node(
     """
     from sapo.cli.commands import checks, launch
 
-    found, settings = launch.locate_one(preset, config, sets, nodes=nodes, rounds=rounds, home=home)
+    found, settings = launch.locate_one(preset, config, counted(sets, nodes, rounds), home=home)
     checks.refuse_member(settings)
     _run_one(found, settings, name, dry_run)
 
@@ -123,7 +123,7 @@ def member(
     """
     from sapo.cli.commands import launch
 
-    found, settings = launch.locate_one(None, config, sets, rounds=rounds, home=home)
+    found, settings = launch.locate_one(None, config, counted(sets, rounds=rounds), home=home)
     if settings.member is None:
         remedy = "--set member.type=openai, command or person (docs/members.md), or run `sapo node`"
         raise UserError("member", None, "the config does not say who answers", remedy)

@@ -13,6 +13,7 @@ from sapo.cli.commands.options import (
     HomeOption,
     PresetOption,
     SetOption,
+    counted,
     find_home,
     program,
     typed,
@@ -58,7 +59,7 @@ def init(
     from sapo.ops import sites
     from sapo.tasks.unearned import unearned
 
-    made = sites.found_swarm(swarm, site, preset, with_nodes(sets, nodes), folder, config)
+    made = sites.found_swarm(swarm, site, preset, counted(sets, nodes), folder, config)
     print(f"{made.manifest}: what all sites agree on; hand it to whoever joins")
     print(f"{made.file}: this site's settings")
     for line in (*describe(made.config, made.config.nodes), *made.notes):
@@ -99,7 +100,7 @@ def join(
     from sapo.core.config.advice import describe
     from sapo.ops import sites
 
-    joined = sites.join_swarm(manifest, site, preset, with_nodes(sets, nodes), folder, home, config)
+    joined = sites.join_swarm(manifest, site, preset, counted(sets, nodes), folder, home, config)
     say_advice(joined.advice, joined.config)
     for name, why in joined.lacking.items():
         warn(f"{name}: {why.problem}: its questions are left to others, their groups refused; {why.remedy}")
@@ -114,11 +115,6 @@ def join(
         print("send these keys to a member, who types for each: sapo keys invite KEY")
         print(f"then here: sapo keys accept TOKEN --node {joined.config.nodes[0]} --home {place}")
     say_next(joined.file, joined.config, home)
-
-
-def with_nodes(sets: list[str] | None, nodes: int | None) -> list[str]:
-    """The settings of the command line, with how many nodes where that is said."""
-    return [*(sets or []), *([f"swarm.nodes={nodes}"] if nodes is not None else [])]
 
 
 def say_advice(advice: "Advice | None", config: "Config") -> None:

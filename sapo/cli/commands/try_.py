@@ -10,6 +10,7 @@ from sapo.cli.commands.options import (
     JsonOption,
     PresetOption,
     SetOption,
+    counted,
     print_json,
     warn,
 )
@@ -49,7 +50,7 @@ def try_(
     from sapo.cli.report.live_view import open_view
     from sapo.core.user_cache import default_cache
 
-    found, settings = launch.locate_one(preset, config, sets, nodes=nodes, home=home)
+    found, settings = launch.locate_one(preset, config, counted(sets, nodes), home=home)
     checks.refuse_member(settings, "it has no model to try: `sapo member` runs anywhere")
     checks.check_built(settings)
     with open_view(settings.swarm.name, Console(stderr=True)) as view:
