@@ -51,8 +51,8 @@ def rollouts(
     row per completion that matches. Scores are those that learners gave when they trained on a completion;
     an unused one has none.
     """
+    from sapo.store.history import open_store
     from sapo.store.history.names import names
-    from sapo.store.history.tables import Store
 
     if source not in (None, "local", "external"):
         raise UserError("--source", source, "is neither local nor external", "choose one of them or neither")
@@ -61,7 +61,7 @@ def rollouts(
     chosen, scores = parse_rounds(round), score_range(min_score, max_score)
     found = find_home(home)
     config = found.load_config()
-    store = Store(config.history.uri or str(found.history))
+    store = open_store(config, found)
     for option, asked, column, own in (
         ("--node", node, "node", config.nodes),
         ("--task", task, "dataset", [one.dataset for one in config.manifest_tasks()]),
