@@ -233,7 +233,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         said.append("no MLflow is named: series stay in the journal until `track.uri` names one")
     if as_json:
         place = {"swarm": config.swarm.name, "home": str(found.root)}
-        links = {} if now.services is None else pages_of(now.services, config.swarm.name).links()
+        links, _ = ({}, False) if now.services is None else pages_of(now.services, config.swarm.name)
         print_json({**place, **dataclasses.asdict(now), "pages": links, "owed": owed, "notes": said})
     else:
         show_status(now, owed, config.swarm.name, found)
@@ -296,7 +296,8 @@ def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str,
         from sapo.cli.report.pages import pages_of
 
         away = {"MLflow": now.services.mlflow.away, "Prefect": now.services.prefect.away}
-        for name, link in pages_of(now.services, swarm).links().items():
+        links, _ = pages_of(now.services, swarm)
+        for name, link in links.items():
             state = f" ({away[name]})" if away[name] else ""
             console.print(f"{name:<8}{link}{state}", highlight=False, markup=False, soft_wrap=True)
     elif any(node.rounds for node in now.nodes):

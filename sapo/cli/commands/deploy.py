@@ -21,7 +21,6 @@ def deploy(
     Called again it changes what differs, and removes nodes that left. In a home that holds a run, the site
     goes on under that run's config; what --config and --set name is changed.
     """
-    from rich.console import Console
 
     from sapo.cli.commands import checks, launch
     from sapo.cli.report.live_view import open_view
@@ -35,7 +34,7 @@ def deploy(
         resource["prefect.resource.name"] for resource in deployments.plan(settings, found, folder).nodes
     ]
     settings = checks.check_start(settings, found, names)
-    with open_view(settings.swarm.name, Console(stderr=True)) as view:
+    with open_view(settings.swarm.name) as view:
         launch.prepare(settings, found, view, names)
     found.stop_flag.unlink(missing_ok=True)
     code = subprocess.run(deployments.command(found, folder), check=False).returncode

@@ -245,10 +245,10 @@ class Watcher:
         if self._swarm is None or status.services is None or now - self._looked_at < PAGES_POLL_S:
             return
         self._looked_at = now
-        pages = pages_of(status.services, self._swarm)
-        if pages.begun:
+        links, begun = pages_of(status.services, self._swarm)
+        if begun:
             self._swarm = None
-            for name, link in pages.links().items():
+            for name, link in links.items():
                 self._view.link(name, link)
 
     def node(self, status: "SwarmStatus", name: str) -> None:

@@ -85,11 +85,9 @@ def replay(
     for note in without_effect(found, node, sets or []):
         warn(note)
 
-    from rich.console import Console
-
     from sapo.cli.report.live_view import open_view
 
-    with open_view(config.swarm.name, Console(stderr=True)) as view:
+    with open_view(config.swarm.name) as view:
         view.step(LOADING, 0, 1)
         if changed:
             from sapo.provenance.whatif import retrain

@@ -210,7 +210,7 @@ def evaluate(
     from sapo.cli.report.run_tables import SummaryTable, sentences
     from sapo.ops.summary import read_run, summarise
 
-    with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
+    with open_view(found.load_manifest().swarm) as view:
         view.step("loading torch", 0, 1)
         from sapo.ops.judge import evaluate_swarm
 
@@ -244,13 +244,12 @@ def _together(home: "Home", names: str | None, log: str | None, *, alone: bool, 
 
 
 def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
-    from rich.console import Console
 
     from sapo.cli.report.live_view import open_view
     from sapo.core.unicode import printable
 
     config = home.load_config()
-    with open_view(config.swarm.name, Console(stderr=True)) as view:
+    with open_view(config.swarm.name) as view:
         view.step("loading torch", 0, 1)
         from sapo.ops.judge import judge_swarm, tell_verdicts
         from sapo.store.tracking.uri import tracking_uri

@@ -1,8 +1,6 @@
 """Commands for swarms of several sites: `init`, `join`, `archive`, `pack`, `unpack`."""
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +22,6 @@ from sapo.core.errors import UserError
 if TYPE_CHECKING:
     from sapo.core.config.advice import Advice
     from sapo.core.config.load import Config
-    from sapo.ops.node_pack import Progress
 
 SiteOption = Annotated[
     str, typer.Option("--site", metavar="S", help="This site's name; its nodes are S0, S1, ...")
@@ -185,6 +182,7 @@ def pack(
     author. The pack holds the node's private key. History and MLflow stay where they are.
     """
     from sapo.cli.commands.checks import refuse_member
+    from sapo.cli.report.live_view import open_view
     from sapo.core.config.foreign import brought
     from sapo.ops.node_pack import pack_node
     from sapo.ops.supervisor import holder
@@ -195,8 +193,8 @@ def pack(
     if holder(found.root) is not None:
         raise UserError("--home", str(found.root), "a swarm runs here", "stop it first with `sapo stop`")
     target = output or Path(f"{config.swarm.name}-{node}.tar.gz")
-    with progress(config.swarm.name) as show:
-        made = pack_node(found, node, target, show)
+    with open_view(config.swarm.name) as view:
+        made = pack_node(found, node, target, view.step)
     print(f"{target}: {node} after {made.rounds} rounds, {target.stat().st_size / 2**20:.1f} MB")
     if made.owed:
         owed = ", ".join(f"{count} {kind}" for kind, count in made.owed.items())
@@ -220,21 +218,11 @@ def unpack(
     It goes on where it was. --set changes its settings, such as how the bus is reached from here. Unpack it
     once: two copies of a node would contradict each other, and its peers would refuse them.
     """
+    from sapo.cli.report.live_view import open_view
     from sapo.ops.node_pack import unpack_node
 
-    with progress("unpack") as show:
-        found = unpack_node(file, home, sets or (), show)
+    with open_view("unpack") as view:
+        found = unpack_node(file, home, sets or (), view.step)
     name = found.pack.node
     print(f"{found.home.node(name)}: {name} after {found.pack.rounds} rounds, public key {found.pack.key}")
     print(f"it goes on with: {typed(found.home, 'node', name)}")
-
-
-@contextmanager
-def progress(title: str) -> "Iterator[Progress]":
-    """Shows how far packing or unpacking is, on standard error."""
-    from rich.console import Console
-
-    from sapo.cli.report.live_view import open_view
-
-    with open_view(title, Console(stderr=True)) as view:
-        yield view.step

@@ -53,7 +53,7 @@ def try_(
     found, settings = launch.locate_one(preset, config, counted(sets, nodes), home=home)
     checks.refuse_member(settings, "it has no model to try: `sapo member` runs anywhere")
     checks.check_built(settings)
-    with open_view(settings.swarm.name, Console(stderr=True)) as view:
+    with open_view(settings.swarm.name) as view:
         view.step("loading torch", 0, 1)
         from sapo.ops.plan import make_plan
 

@@ -57,7 +57,8 @@ def show(found: "Services", config: "Config") -> None:
     """Print the links, one a line."""
     from sapo.cli.report.pages import pages_of
 
-    for name, link in pages_of(found, config.swarm.name).links().items():
+    links, _ = pages_of(found, config.swarm.name)
+    for name, link in links.items():
         print(f"{name:<8}{link}", flush=True)
 
 
