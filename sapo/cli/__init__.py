@@ -253,4 +253,5 @@ def _usage(error: typer.TyperException) -> int:
     shown = getattr(error, "format_message", lambda: str(error))().strip()
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "sapo"
-    return _say(f"{shown.rstrip('.')}; see `{command} --help`", BAD_INPUT)
+    shown = shown.rstrip(".").replace("Value error, ", "", 1)  # pydantic's words before those of a choice
+    return _say(f"{shown}; see `{command} --help`", BAD_INPUT)

@@ -109,6 +109,17 @@ def typed(home: "Home", *words: str) -> str:
     return " ".join([program(), shlex.join([*words, "--home", home.shown])])
 
 
+def json_object(field: str, given: Any) -> dict[str, Any]:
+    """A JSON object, given as text or read already. Raises `UserError` for anything else."""
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError) as error:
+        raise UserError(field, given, f"is not JSON: {error}", "give a JSON object") from None
+    if not isinstance(found, dict):
+        raise UserError(field, given, "is not a JSON object", 'write it like {"min_terms": 2}')
+    return found
+
+
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     print(json_text(value, indent=2))
