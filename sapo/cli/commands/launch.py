@@ -116,19 +116,15 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
         return
     view.note(foretold(config))
     loading = "loading torch, transformers and what a node needs"
-    view.step(loading, 0, 3)
-    import torch  # noqa: F401
-
-    view.step(loading, 1, 3)
+    view.step(loading, 0, 1)
     from sapo.policy.hf_import import transformers
 
     transformers.logging.disable_progress_bar()  # it would draw over the view
-    view.step(loading, 2, 3)
     from sapo.ops.plan import refuse_too_many
     from sapo.policy import malloc
     from sapo.tasks.workers import open_workers
 
-    view.step(loading, 3, 3)
+    view.step(loading, 1, 1)
     for line in refuse_too_many(config, home, default_cache()):
         view.note(line)
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:

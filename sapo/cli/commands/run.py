@@ -70,9 +70,7 @@ def swarm(
         return
     checks.refuse_member(settings)
     checks.refuse_running(found, "swarm", *settings.nodes)
-    code = launch.run(settings, found)
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(launch.run(settings, found))
 
 
 def node(
@@ -140,9 +138,7 @@ def _run_one(found: "Home", settings: "Config", name: str | None, dry_run: bool)
         print(toml_dump.dumps(sized(settings).for_node(name).model_dump(mode="json")), end="")
         return
     checks.refuse_running(found, name)
-    code = launch.run_one(settings, found, name)
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(launch.run_one(settings, found, name))
 
 
 def stop(home: HomeOption = None) -> None:

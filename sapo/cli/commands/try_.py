@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sapo.ops.plan_answers import TaskAnswers
 
 UNKNOWN = "?"
+FIGURES = ("ques-\ntions", "in\nform", "cut\noff", "right", "right,\ngreedy", "would\nteach", "tokens")
+"""Columns of the table of answers, beside the task."""
 
 
 def try_(
@@ -82,15 +84,7 @@ def show_answers(made: "Plan", console: "Console") -> None:
             continue
         shown = Table(box=None, pad_edge=False, header_style="bold", title=titled(node), title_justify="left")
         shown.add_column("task", overflow="fold")
-        for head in (
-            "ques-\ntions",
-            "in\nform",
-            "cut\noff",
-            "right",
-            "right,\ngreedy",
-            "would\nteach",
-            "tokens",
-        ):
+        for head in FIGURES:
             shown.add_column(head, justify="right")
         for one in node.probed.answers:
             shown.add_row(*cells(one))
