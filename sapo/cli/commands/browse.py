@@ -229,7 +229,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
         links, _ = ({}, False) if now.services is None else pages_of(now.services, config.swarm.name)
         print_json({**place, **dataclasses.asdict(now), "pages": links, "owed": owed, "notes": said})
     else:
-        show_status(now, owed, config.swarm.name, found)
+        _show_status(now, owed, config.swarm.name, found)
         for note in said:
             print(printable(note))
 
@@ -259,8 +259,7 @@ def of_member(node: "NodeStatus", home: "Home") -> "Iterator[str]":
         yield f"answer for {node.name}: {home.page(node.name).read_text(encoding='utf-8').strip()}"
 
 
-def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str, home: "Home") -> None:
-    """A swarm's snapshot in the terminal."""
+def _show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str, home: "Home") -> None:
     from rich.console import Console
 
     from sapo.cli.report.live_view import NodeTable

@@ -66,7 +66,7 @@ def lineage(
     if as_json:
         print_json({**document, "page": None if page is None else str(page)})
     else:
-        show(document, page)
+        _show(document, page)
     if document["problems"]:
         raise typer.Exit(1)
 
@@ -124,8 +124,7 @@ def explain(home: "Home", what: str | None) -> "tuple[Document, str]":
     return document, found.group_id[:16]
 
 
-def show(document: "Document", page: "Path | None") -> None:
-    """A document in the terminal."""
+def _show(document: "Document", page: "Path | None") -> None:
     from rich.console import Console
 
     from sapo.cli.report import lineage_page

@@ -63,7 +63,7 @@ def init(
         print(line)
     for name, why in unearned(made.config.manifest_tasks()).items():
         warn(f"{name}: {why}; a swarm learns that instead of solving it")
-    say_next(made.file, made.config, None)
+    _say_next(made.file, made.config, None)
     sets_of_others = [word for item in made.join for word in ("--set", item)]
     words = ["sapo", "join", made.manifest.name, "--site", "OTHER", *sets_of_others]
     print(f"others join with: {shlex.join(words)}")
@@ -111,7 +111,7 @@ def join(
         place = shlex.quote(str(joined.home.root))
         print("send these keys to a member, who types for each: sapo keys invite KEY")
         print(f"then here: sapo keys accept TOKEN --node {joined.config.nodes[0]} --home {place}")
-    say_next(joined.file, joined.config, home)
+    _say_next(joined.file, joined.config, home)
 
 
 def say_advice(advice: "Advice | None", config: "Config") -> None:
@@ -136,8 +136,7 @@ def say_advice(advice: "Advice | None", config: "Config") -> None:
         warn(f"the manifest names no model: this site takes {config.model}; name another with --set model=")
 
 
-def say_next(file: Path, config: "Config", home: Path | None) -> None:
-    """Print how a site is started."""
+def _say_next(file: Path, config: "Config", home: Path | None) -> None:
     place = shlex.join(["--config", str(file), *([] if home is None else ["--home", str(home)])])
     one = "" if len(config.nodes) == 1 else f"{config.nodes[0]} "
     if config.member is not None:

@@ -75,7 +75,7 @@ def lines(document: Document) -> list[str]:
         task = document["task"]  # None if only a receipt or the quarantine knows the group
         asked = [] if task is None else [f"{task['dataset']} asked:", *str(task["question"]).splitlines()]
         return [*asked, *life(document)]
-    return [] if document["kind"] == "swarm" else [coverage(document), amount(document)]
+    return [] if document["kind"] == "swarm" else [_coverage(document), _amount(document)]
 
 
 def tables(document: Document) -> dict[str, Table]:
@@ -137,8 +137,7 @@ def taught_table(document: Document) -> Table:
 # -- a version, or a node ---------------------------------------------------------------------------------
 
 
-def coverage(document: Document) -> str:
-    """Which rounds made it, in a sentence."""
+def _coverage(document: Document) -> str:
     rounds = document["rounds"]
     said = [f"{rounds['learned']} of {rounds['count']} rounds made a step that lasts"]
     for name, what in (
@@ -152,8 +151,7 @@ def coverage(document: Document) -> str:
     return f"{document['node']}, incarnation {document['incarnation']}: {', '.join(said)}."
 
 
-def amount(document: Document) -> str:
-    """How much taught it, in a sentence."""
+def _amount(document: Document) -> str:
     totals = document["totals"]
     foreign = sum(one["share"] for one in document["peers"] if one["source"] == "external")
     return (
