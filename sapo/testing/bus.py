@@ -379,10 +379,8 @@ PROMISES: tuple[Callable[[Service, Bus], None], ...] = (
 
 
 def check_bus(open_service: Callable[[], Service]) -> None:
-    """Hold a bus to what every bus promises; each promise gets a service, and a client, of its own.
-
-    Raises `AssertionError` at the first that is not kept.
-    """
+    """Hold a bus to what every bus promises; each promise gets a service, and a client, of its own. Raises
+    `AssertionError` at the first that is not kept."""
     for promise in PROMISES:
         service = open_service()
         bus = service.connect()

@@ -164,10 +164,8 @@ def _learned(row: dict[str, Any]) -> list[str]:
 
 
 def show_answers(entries: Sequence[tuple[Sequence[str], str, str, str]]) -> None:
-    """Answers, each with a heading of parts and its question; peers may have written any of the texts.
-
-    A question that stands above already is not written again.
-    """
+    """Answers, each with a heading of parts and its question; peers may have written any of the texts. A
+    question that stands above already is not written again."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text

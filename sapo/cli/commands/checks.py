@@ -17,9 +17,7 @@ from sapo.store.journal.journal import rounds_made
 
 def check_start(config: Config, home: Home, names: Sequence[str]) -> Config:
     """Raise `UserError` where the nodes `names` cannot run: wrong place, key, bus, engine, device or model.
-
-    Returns the config with the Kafka cluster that was found, which is from now on the run's.
-    """
+    Returns the config with the Kafka cluster that was found, which is from now on the run's."""
     check_built(config)
     config = check_place(config, home)
     refuse_outsiders(config, home, names)

@@ -214,10 +214,8 @@ def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
 
 
 class Watcher:
-    """Shows each snapshot of the supervisor's, and reports once what went wrong with a node.
-
-    The pages of a swarm's own servers are shown once, when there is something on them.
-    """
+    """Shows each snapshot of the supervisor's, and reports once what went wrong with a node. The pages of a
+    swarm's own servers are shown once, when there is something on them."""
 
     def __init__(self, view: "View", swarm: str | None = None, home: Home | None = None) -> None:
         self._view, self._swarm, self._home = view, swarm, home

@@ -73,9 +73,7 @@ def lineage(
 
 def check_known(home: "Home", what: str) -> None:
     """Raise `UserError` for a node that neither this site nor its own history knows, alone or as a model.
-
-    Where the history or MLflow is on a server, other sites' nodes may be in it: then it is asked later.
-    """
+    Where the history or MLflow is on a server, other sites' nodes may be in it: then it is asked later."""
     config = home.load_config()
     model = re.fullmatch(r"models:/(.+)\.([^./@]+)[@/].+", what)
     if model is not None:
@@ -98,10 +96,8 @@ def not_known(config: "Config", what: str) -> "UserError":
 
 
 def explain(home: "Home", what: str | None) -> "tuple[Document, str]":
-    """The document that answers the question, None for that of the swarm, and a name for its page.
-
-    Raises `UserError`, `Unavailable`.
-    """
+    """The document that answers the question, None for that of the swarm, and a name for its page. Raises
+    `UserError`, `Unavailable`."""
     from sapo.provenance import group_lineage, model_lineage, swarm_lineage
     from sapo.store.history import open_store
     from sapo.store.history.query import incarnations

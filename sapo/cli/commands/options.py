@@ -58,10 +58,8 @@ def resolve(
     *,
     base: "Config | None" = None,
 ) -> "Config":
-    """The config of a command line; the default preset when neither preset, file nor `base` is given.
-
-    `base` is the config a home was started with: a resumed run changes only what is named now.
-    """
+    """The config of a command line; the default preset when neither preset, file nor `base` is given. `base`
+    is the config a home was started with: a resumed run changes only what is named now."""
     from sapo.core.config.load import DEFAULT_PRESET, load
 
     if preset is None and file is None and base is None:
@@ -76,10 +74,8 @@ def counted(sets: Sequence[str] | None, nodes: int | None = None, rounds: int | 
 
 
 def find_home(home: Path | None) -> "Home":
-    """The home a looking command means: `--home`, `$SAPO_HOME`, or the only run under ./runs.
-
-    Raises `UserError` where it holds no swarm, or where there are several to choose from.
-    """
+    """The home a looking command means: `--home`, `$SAPO_HOME`, or the only run under ./runs. Raises
+    `UserError` where it holds no swarm, or where there are several to choose from."""
     from sapo.core.config.home import Home
     from sapo.core.config.load import DEFAULT_PRESET
 

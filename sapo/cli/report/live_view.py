@@ -218,10 +218,8 @@ def screen(
     *,
     hint: str = "",
 ) -> RenderableType:
-    """What a live view shows at one moment; `elapsed` and `left` are seconds.
-
-    `hint` is the last line, shown from when there are nodes: before, nothing is written that could go on.
-    """
+    """What a live view shows at one moment; `elapsed` and `left` are seconds. `hint` is the last line, shown
+    from when there are nodes: before, nothing is written that could go on."""
     parts: list[RenderableType] = [Text.assemble((f"swarm {title}", "bold"), f"  {duration(elapsed)}")]
     if rows:
         parts.append(NodeTable(rows))

@@ -49,10 +49,8 @@ MORE = (
 
 
 def write_report(home: Home) -> RunFigures:
-    """Write report.html and summary.json of a home, each whole or not at all; returns the summary.
-
-    Raises `UserError` where the home holds no swarm.
-    """
+    """Write report.html and summary.json of a home, each whole or not at all; returns the summary. Raises
+    `UserError` where the home holds no swarm."""
     run = read_run(home)
     figures = write_summary(run)
     try:
