@@ -13,6 +13,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import architectures
 import result_tables
 from pydantic import BaseModel
 from rich.box import SIMPLE
@@ -24,7 +25,6 @@ from sapo.cli.report.svg_charts import line_chart
 from sapo.core.config import load
 from sapo.core.config.patterns import OWN_CODE
 from sapo.ops.supervisor import NodeStatus
-from sapo.testing import architectures
 
 HERE = Path(__file__).parent
 INTRODUCTION = """# Settings

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.browser.session import browser
-from sapo.cli.report.pages import Pages, pages_of
+from sapo.cli.report.pages import pages_of
 from sapo.core.config.home import Home
 from sapo.core.errors import SapoError, UserError
 from sapo.ops import services
@@ -44,7 +44,7 @@ class Shown:
     """A swarm's servers and what is found there."""
 
     mlflow: str
-    pages: Pages
+    links: dict[str, str]
     swarm: str
     experiment: str
     runs: dict[str, str]
@@ -87,8 +87,8 @@ def shown_by(found: services.Services, swarm: str, report: Path) -> Shown:
         raise SapoError(f"MLflow at {found.mlflow.url} has no experiment {swarm}: the swarm has not run")
     number = experiment.experiment_id
     runs = {run.info.run_name: run.info.run_id for run in client.search_runs([number])}
-    pages = pages_of(found, swarm)
-    return Shown(pages.mlflow.partition("/#")[0], pages, swarm, number, runs, report)
+    links, _ = pages_of(found, swarm)
+    return Shown(links["MLflow"].partition("/#")[0], links, swarm, number, runs, report)
 
 
 def report(page: "Page", shown: Shown) -> None:
@@ -98,7 +98,7 @@ def report(page: "Page", shown: Shown) -> None:
 
 def charts(page: "Page", shown: Shown) -> None:
     """All runs of a swarm with their charts, as the experiment's page shows them."""
-    page.goto(shown.pages.mlflow)
+    page.goto(shown.links["MLflow"])
     page.wait_for_function(DRAWN.format(len(shown.runs) - 1))
     page.get_by_text("reward/local", exact=True).first.scroll_into_view_if_needed()
 
@@ -119,7 +119,7 @@ def model(page: "Page", shown: Shown) -> None:
 
 def flow_runs(page: "Page", shown: Shown) -> None:
     """The flow runs of all nodes, the archive and the evaluation."""
-    page.goto(shown.pages.prefect)
+    page.goto(shown.links["Prefect"])
     page.get_by_text("Completed").first.wait_for()
 
 

@@ -117,7 +117,6 @@ def run(
 
     `stop`, once set, ends it as a signal does.
     """
-    from rich.console import Console
 
     from sapo.cli.report.live_view import open_view
     from sapo.core.child_process import stopping_on_signals
@@ -129,7 +128,7 @@ def run(
     stop = stop or threading.Event()
     with (
         taken(plan, folder),
-        open_view(plan.name, Console(stderr=True)) as view,
+        open_view(plan.name) as view,
         Ledger(plan, folder, view.note) as ledger,
         stopping_on_signals(stop),
     ):

@@ -29,7 +29,7 @@ def evaluate_together(home: "Home", text: str, log: str | None, as_json: bool) -
 
     from .table import ensemble_table, notes
 
-    with open_view(config.swarm.name, Console(stderr=True)) as view:
+    with open_view(config.swarm.name) as view:
         view.step("loading torch", 0, 1)
         from .evaluate import evaluate_ensemble
 

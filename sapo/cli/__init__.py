@@ -51,9 +51,22 @@ HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
 ADDED = "Compare ways to run one"
 """Heading of what packages on top of this one bring, as entry points."""
 RENAMED = {"import": "unpack"}
-TASKS = (task.check, task.show)
-PEER = (peer.block, peer.unblock)
-KEYS = (keys.show, keys.backup, keys.restore, keys.invite, keys.accept)
+GROUPS = (
+    (
+        "keys",
+        "Show, back up and restore the keys of nodes; invite others into a swarm.",
+        "Many sites, one swarm",
+        (keys.show, keys.backup, keys.restore, keys.invite, keys.accept),
+    ),
+    (
+        "peer",
+        "Leave an author out of what nodes learn from, while they run.",
+        "Many sites, one swarm",
+        (peer.block, peer.unblock),
+    ),
+    ("task", "Try a task, and look at some of its questions.", "Check", (task.check, task.show)),
+)
+"""Name, help, heading and commands of each group of commands."""
 
 
 class Grouped(TyperGroup):
@@ -98,14 +111,10 @@ VersionOption = Annotated[
 
 
 def _before_command(context: typer.Context, version: VersionOption = False, help: HelpOption = False) -> None:
-    _help_if_alone(context)
+    _before_group(context)
 
 
 def _before_group(context: typer.Context, help: HelpOption = False) -> None:
-    _help_if_alone(context)
-
-
-def _help_if_alone(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(BAD_INPUT)
@@ -152,20 +161,11 @@ def application() -> typer.Typer:
             _offer(app, each, title)
     for added in entry_points(group="sapo.commands"):
         _offer(app, added.load(), ADDED)
-    about_keys = _group(
-        _before_group, "Show, back up and restore the keys of nodes; invite others into a swarm."
-    )
-    for each in KEYS:
-        _offer(about_keys, each)
-    app.add_typer(about_keys, name="keys", rich_help_panel="Many sites, one swarm")
-    about_peers = _group(_before_group, "Leave an author out of what nodes learn from, while they run.")
-    for each in PEER:
-        _offer(about_peers, each)
-    app.add_typer(about_peers, name="peer", rich_help_panel="Many sites, one swarm")
-    about_tasks = _group(_before_group, "Try a task, and look at some of its questions.")
-    for each in TASKS:
-        _offer(about_tasks, each)
-    app.add_typer(about_tasks, name="task", rich_help_panel="Check")
+    for name, about, heading, commands in GROUPS:
+        group = _group(_before_group, about)
+        for each in commands:
+            _offer(group, each)
+        app.add_typer(group, name=name, rich_help_panel=heading)
     return app
 
 
@@ -253,4 +253,5 @@ def _usage(error: typer.TyperException) -> int:
     shown = getattr(error, "format_message", lambda: str(error))().strip()
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "sapo"
-    return _say(f"{shown.rstrip('.')}; see `{command} --help`", BAD_INPUT)
+    shown = shown.rstrip(".").replace("Value error, ", "", 1)  # pydantic's words before those of a choice
+    return _say(f"{shown}; see `{command} --help`", BAD_INPUT)

@@ -1,7 +1,7 @@
 """What every bus promises. `check_bus` holds another one to it."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -46,15 +46,14 @@ def poll(bus: Bus, positions: Mapping[str, int], limits: Limits = EVERYTHING, se
     return bus.poll(positions, limits, random.Random(seed))
 
 
-def drain(bus: Bus, limits: Limits, positions: Mapping[str, int] | None = None) -> list[Received]:
+def polls(bus: Bus, limits: Limits) -> Iterator[Poll]:
     """Everything, poll by poll."""
-    received: list[Received] = []
-    positions = positions or {}
+    positions: Mapping[str, int] = {}
     for seed in range(10_000):
         found = poll(bus, positions, limits, seed)
         if not found.received:
-            return received
-        received += found.received
+            return
+        yield found
         positions = found.positions
     raise AssertionError("polling made no progress")
 
@@ -198,13 +197,11 @@ def a_poll_keeps_to_its_byte_budget_and_still_gets_everything(service: Service, 
     sent = [make_signed(position=i, texts=("x" * (37 * i), "y")) for i in range(25)]
     bus.publish(sent)
     for budget in (1, 700, 5000, 20_000):
-        positions: Mapping[str, int] = {}
         got: list[Received] = []
-        while (found := poll(bus, positions, Limits(max_bytes=budget), len(got))).received:
+        for found in polls(bus, Limits(max_bytes=budget)):
             size = sum(len(one.signed.payload) for one in found.received)
             assert size <= budget or len(found.received) == 1
             got += found.received
-            positions = found.positions
         assert len(got) == 25
         assert ids(got) == {one.group_id for one in sent}
 
@@ -249,7 +246,7 @@ def a_poll_passes_over_no_more_than_some_times_what_it_reads(service: Service, b
 def a_poll_keeps_to_its_number_of_groups(service: Service, bus: Bus) -> None:
     bus.publish(groups(25))
     assert len(poll(bus, {}, Limits(max_groups=4)).received) == 4
-    got = drain(bus, Limits(max_groups=4))
+    got = [one for found in polls(bus, Limits(max_groups=4)) for one in found.received]
     assert len(got) == len(ids(got)) == 25
 
 
@@ -382,10 +379,8 @@ PROMISES: tuple[Callable[[Service, Bus], None], ...] = (
 
 
 def check_bus(open_service: Callable[[], Service]) -> None:
-    """Hold a bus to what every bus promises; each promise gets a service, and a client, of its own.
-
-    Raises `AssertionError` at the first that is not kept.
-    """
+    """Hold a bus to what every bus promises; each promise gets a service, and a client, of its own. Raises
+    `AssertionError` at the first that is not kept."""
     for promise in PROMISES:
         service = open_service()
         bus = service.connect()

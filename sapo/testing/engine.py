@@ -144,10 +144,8 @@ PROMISES: tuple[Callable[[Engine, LoadedPolicy], None], ...] = (
 
 
 def check_engine(open_engine: OpenEngine) -> None:
-    """Hold an engine to what all promise, each promise with an engine and a tiny policy of its own.
-
-    Raises `AssertionError` at the first that is not kept.
-    """
+    """Hold an engine to what all promise, each promise with an engine and a tiny policy of its own. Raises
+    `AssertionError` at the first that is not kept."""
     for promise in PROMISES:
         policy = make_policy()
         engine = open_engine(Config(), policy)

@@ -10,9 +10,7 @@ from sapo.tasks.task_check import check_task as findings_of
 
 def check_task(dataset: str, **config: Any) -> None:
     """Try a task under the name and parameters that `[[tasks]]` has, in task workers behind their walls.
-
-    Raises `AssertionError` with what failed, `UserError` for parameters that the source refuses.
-    """
+    Raises `AssertionError` with what failed, `UserError` for parameters that the source refuses."""
     task = Task(dataset=dataset, config=config)
     try:
         task = pins.as_asked(task) if pins.is_own(dataset) else task

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from architectures import COMMON, FAMILIES, Family
 from learn_support import batch, group
 
 from sapo.core.config.load import LearnConfig
@@ -13,7 +14,6 @@ from sapo.learn.update import Learner
 from sapo.policy import models
 from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.model_files import read_model
-from sapo.testing.architectures import COMMON, FAMILIES, Family
 from sapo.testing.policies import tokenizer
 
 QUESTIONS = ("1+1=?", "what is 12 + 345 - 6 + 78? think about it for a while")

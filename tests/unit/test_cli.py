@@ -169,7 +169,7 @@ def test_a_second_start_says_how_to_go_on(home: Home, capsys: pytest.CaptureFixt
 
 
 def test_resume_keeps_the_config_of_the_run_but_for_what_is_named(home: Home) -> None:
-    found, config = launch.locate("tiny", None, ["learn.lr=0.5"], rounds=7, resume=True)
+    found, config = launch.locate("tiny", None, ["learn.lr=0.5", "swarm.rounds=7"], resume=True)
     assert found == home
     assert (config.swarm.nodes, config.swarm.rounds, config.learn.lr) == (2, 7, 0.5)
 

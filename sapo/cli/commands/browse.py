@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sapo.core.config.home import Home
-    from sapo.core.config.load import Config
     from sapo.ops.supervisor import NodeStatus, SwarmStatus
 
 
@@ -29,10 +28,14 @@ def rollouts(
     round: Annotated[
         str | None, typer.Option(metavar="N|N..M", help="Only of these rounds of the author.")
     ] = None,
-    min_score: Annotated[float | None, typer.Option(help="Verified score at least this.")] = None,
-    max_score: Annotated[float | None, typer.Option(help="Verified score at most this.")] = None,
+    min_score: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Verified score at least this.")
+    ] = None,
+    max_score: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Verified score at most this.")
+    ] = None,
     source: Annotated[
-        str | None,
+        Literal["local", "external"] | None,
         typer.Option(metavar="local|external", help="Trained on by its author, or by another node."),
     ] = None,
     text: Annotated[str | None, typer.Option(help="Occurs in question or answer, whatever its case.")] = None,
@@ -51,17 +54,15 @@ def rollouts(
     row per completion that matches. Scores are those that learners gave when they trained on a completion;
     an unused one has none.
     """
+    from sapo.store.history import open_store
     from sapo.store.history.names import names
-    from sapo.store.history.tables import Store
 
-    if source not in (None, "local", "external"):
-        raise UserError("--source", source, "is neither local nor external", "choose one of them or neither")
     if as_json and parquet is not None:
         raise UserError("--parquet", str(parquet), "goes not with --json", "choose one of them")
     chosen, scores = parse_rounds(round), score_range(min_score, max_score)
     found = find_home(home)
     config = found.load_config()
-    store = Store(config.history.uri or str(found.history))
+    store = open_store(config, found)
     for option, asked, column, own in (
         ("--node", node, "node", config.nodes),
         ("--task", task, "dataset", [one.dataset for one in config.manifest_tasks()]),
@@ -80,7 +81,7 @@ def rollouts(
         tasks=task or (),
         rounds=chosen,
         scores=scores,
-        source=narrow(source),
+        source=source,
         text=text,
         limit=20 if limit is None and parquet is None else limit,
         per="completion" if one_by_one else "group",
@@ -93,11 +94,6 @@ def rollouts(
         show_completions(table)
     else:
         show_groups(table)
-
-
-def narrow(source: str | None) -> Literal["local", "external"] | None:
-    """The option's value as the history's filter names it."""
-    return "local" if source == "local" else "external" if source == "external" else None
 
 
 def parse_rounds(text: str | None) -> tuple[int, int] | None:
@@ -120,10 +116,6 @@ def score_range(low: float | None, high: float | None) -> tuple[float, float] | 
     ends = (float("-inf") if low is None else low, float("inf") if high is None else high)
     if not ends[0] <= ends[1]:
         raise UserError("--min-score", low, f"is above --max-score {high}", "swap them")
-    if ends[0] > 1:
-        raise UserError("--min-score", low, "no score is above 1", "give a number from 0 to 1")
-    if ends[1] < 0:
-        raise UserError("--max-score", high, "no score is below 0", "give a number from 0 to 1")
     return ends
 
 
@@ -172,10 +164,8 @@ def _learned(row: dict[str, Any]) -> list[str]:
 
 
 def show_answers(entries: Sequence[tuple[Sequence[str], str, str, str]]) -> None:
-    """Answers, each with a heading of parts and its question; peers may have written any of the texts.
-
-    A question that stands above already is not written again.
-    """
+    """Answers, each with a heading of parts and its question; peers may have written any of the texts. A
+    question that stands above already is not written again."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
@@ -228,15 +218,16 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     now = snapshot(config, found)
     owed = {name: owed_by(found, name) for name in config.nodes}
     said = notes(found, config)
-    untracked = now.services is None and not tracking_named(config)
+    named = config.track.uri or os.environ.get("MLFLOW_TRACKING_URI")  # then it need not be the swarm's own
+    untracked = now.services is None and not named
     if untracked and any(node.pid is not None and "track" in owed[node.name] for node in now.nodes):
         said.append("no MLflow is named: series stay in the journal until `track.uri` names one")
     if as_json:
         place = {"swarm": config.swarm.name, "home": str(found.root)}
-        links = {} if now.services is None else pages_of(now.services, config.swarm.name).links()
+        links, _ = ({}, False) if now.services is None else pages_of(now.services, config.swarm.name)
         print_json({**place, **dataclasses.asdict(now), "pages": links, "owed": owed, "notes": said})
     else:
-        show_status(now, owed, config.swarm.name, found)
+        _show_status(now, owed, config.swarm.name, found)
         for note in said:
             print(printable(note))
 
@@ -249,11 +240,6 @@ def owed_by(home: "Home", node: str) -> dict[str, int]:
         return {}
     with Journal.read_only(home.journal(node)) as journal:
         return {kind: count for kind, count in journal.owed_counts().items() if count}
-
-
-def tracking_named(config: "Config") -> bool:
-    """Whether config or environment name an MLflow, which then need not be the swarm's own."""
-    return bool(config.track.uri or os.environ.get("MLFLOW_TRACKING_URI"))
 
 
 def of_member(node: "NodeStatus", home: "Home") -> "Iterator[str]":
@@ -271,8 +257,7 @@ def of_member(node: "NodeStatus", home: "Home") -> "Iterator[str]":
         yield f"answer for {node.name}: {home.page(node.name).read_text(encoding='utf-8').strip()}"
 
 
-def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str, home: "Home") -> None:
-    """A swarm's snapshot in the terminal."""
+def _show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str, home: "Home") -> None:
     from rich.console import Console
 
     from sapo.cli.report.live_view import NodeTable
@@ -296,7 +281,8 @@ def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str,
         from sapo.cli.report.pages import pages_of
 
         away = {"MLflow": now.services.mlflow.away, "Prefect": now.services.prefect.away}
-        for name, link in pages_of(now.services, swarm).links().items():
+        links, _ = pages_of(now.services, swarm)
+        for name, link in links.items():
             state = f" ({away[name]})" if away[name] else ""
             console.print(f"{name:<8}{link}{state}", highlight=False, markup=False, soft_wrap=True)
     elif any(node.rounds for node in now.nodes):

@@ -2,17 +2,17 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sapo.cli.commands.options import HomeOption, JsonOption, find_home, json_text, print_json
+from sapo.cli.commands.options import HomeOption, JsonOption, find_home, json_object, json_text, print_json
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.errors import UserError
 
 if TYPE_CHECKING:
-    from sapo.core.answer_format import AnswerFormat
     from sapo.core.config.home import Home
     from sapo.core.types import Recipe
 
@@ -34,7 +34,7 @@ def verify(
         ),
     ] = None,
     answer: Annotated[
-        str,
+        AnswerFormat,
         typer.Option(
             metavar="text|tags|boxed", help="Score only what the last <answer>, or \\boxed{}, holds."
         ),
@@ -50,11 +50,6 @@ def verify(
     With --jsonl, one such line for each line of the file, in order; nothing is scored unless all are well
     formed. The text is never evaluated as code.
     """
-    from sapo.core.answer_format import AnswerFormat
-
-    form = next((one for one in get_args(AnswerFormat) if one == answer), None)
-    if form is None:
-        raise UserError("--answer", answer, "is neither text nor tags nor boxed", "choose one of them")
     if jsonl is not None:
         given = {k: v for k, v in (("dataset", dataset), ("seed", seed), ("text", text)) if v is not None}
         for name, value in given.items():
@@ -67,20 +62,15 @@ def verify(
             raise UserError(missing[0], None, "is missing", "see `sapo verify --help`")
         text = sys.stdin.read() if text == "-" else text
         items = [(make_recipe("", dataset, config, seed, index), text)]
-    for line in score(items, form, where=(lambda i: f"--jsonl line {i + 1}: ") if jsonl else None, show=show):
+    for line in score(items, answer, jsonl=jsonl is not None, show=show):
         print(line)
 
 
 def score(
-    items: "list[tuple[Recipe, str]]",
-    answer: "AnswerFormat",
-    where: Callable[[int], str] | None,
-    show: bool = False,
+    items: "list[tuple[Recipe, str]]", answer: AnswerFormat, *, jsonl: bool, show: bool
 ) -> Iterator[str]:
-    """Outcomes of (recipe, text) pairs as JSON lines, in order. Raises `UserError` before any is scored.
-
-    `where(i)` prefixes the field at fault of pair i. `show` adds the question and the stored answer.
-    """
+    """Outcomes of (recipe, text) pairs as JSON lines, in order; `show` adds question and stored answer.
+    Raises `UserError` before any is scored."""
     from sapo.core.config.load import Task
     from sapo.tasks.pins import usable
     from sapo.tasks.workers import TaskWorkers
@@ -96,7 +86,7 @@ def score(
                 workers.check([Task(dataset=recipe.dataset, config=recipe.params)])
             except UserError as error:
                 field = error.field.removeprefix("tasks.0.").removeprefix("tasks.0")
-                prefix = where(i) if where else "--"
+                prefix = f"--jsonl line {i + 1}: " if jsonl else "--"
                 raise UserError(
                     prefix + (field or "config"), error.value, error.problem, error.remedy
                 ) from None
@@ -149,12 +139,7 @@ def make_recipe(prefix: str, dataset: Any, config: Any, seed: Any, index: Any) -
 
     from sapo.core.types import Recipe
 
-    try:
-        params = json.loads(config) if isinstance(config, str) else config
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{prefix}config", config, f"is not JSON: {error}", "give a JSON object") from None
-    if not isinstance(params, dict):
-        raise UserError(f"{prefix}config", config, "is not a JSON object", 'write it like {"min_terms": 2}')
+    params = json_object(f"{prefix}config", config)
     try:
         return Recipe.make(dataset, params, seed, index)
     except ValidationError as error:

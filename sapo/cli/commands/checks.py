@@ -17,9 +17,7 @@ from sapo.store.journal.journal import rounds_made
 
 def check_start(config: Config, home: Home, names: Sequence[str]) -> Config:
     """Raise `UserError` where the nodes `names` cannot run: wrong place, key, bus, engine, device or model.
-
-    Returns the config with the Kafka cluster that was found, which is from now on the run's.
-    """
+    Returns the config with the Kafka cluster that was found, which is from now on the run's."""
     check_built(config)
     config = check_place(config, home)
     refuse_outsiders(config, home, names)
@@ -87,15 +85,10 @@ def check_built(config: Config) -> None:
             continue
         check_engine(own)
         check_source(own)
-        check_device(own)
+        if own.device.startswith("cuda") or own.learn.compile:  # a GPU not asked for is not looked for
+            from sapo.policy.device import resolve_device
 
-
-def check_device(config: Config) -> None:
-    """Raise `UserError` for a GPU that is not here; one that is not asked for is not looked for."""
-    if config.device.startswith("cuda") or config.learn.compile:
-        from sapo.policy.device import resolve_device
-
-        resolve_device(config)
+            resolve_device(own)
 
 
 def check_place(config: Config, home: Home) -> Config:

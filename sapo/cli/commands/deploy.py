@@ -3,14 +3,10 @@
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from sapo.cli.commands.options import ConfigOption, HomeOption, PresetOption, SetOption, typed, warn
-
-if TYPE_CHECKING:
-    from sapo.core.config.home import Home
 
 
 def deploy(
@@ -25,23 +21,20 @@ def deploy(
     Called again it changes what differs, and removes nodes that left. In a home that holds a run, the site
     goes on under that run's config; what --config and --set name is changed.
     """
-    from rich.console import Console
 
     from sapo.cli.commands import checks, launch
     from sapo.cli.report.live_view import open_view
     from sapo.ops import deployments
 
     url = deployments.refuse_without_server(os.environ)
-    found, settings = launch.locate(preset, config, sets, home=home)
-    if found.manifest.exists() and (config is None or found.node_names()):
-        found, settings = launch.locate(preset, config, sets, home=found.root, resume=True)
+    found, settings = launch.locate_one(preset, config, sets, home=home)
     checks.refuse_running(found, "swarm")
     folder = str(Path.cwd())
     names = [
         resource["prefect.resource.name"] for resource in deployments.plan(settings, found, folder).nodes
     ]
     settings = checks.check_start(settings, found, names)
-    with open_view(settings.swarm.name, Console(stderr=True)) as view:
+    with open_view(settings.swarm.name) as view:
         launch.prepare(settings, found, view, names)
     found.stop_flag.unlink(missing_ok=True)
     code = subprocess.run(deployments.command(found, folder), check=False).returncode
@@ -58,9 +51,5 @@ def deploy(
     print(f"\nits runs: {url.rstrip('/').removesuffix('/api')}/deployments")
     print("start a worker, here or on any machine that sees the home at the same place:")
     print(f"  PREFECT_API_URL={url} prefect worker start --pool {settings.deploy.pool}")
-    print(f"after a change of the config: {_again(config, found)}")
-
-
-def _again(config: Path | None, home: "Home") -> str:
     given = ["--set", "KEY=VALUE"] if config is None else ["--config", str(config)]
-    return typed(home, "deploy", *given)
+    print(f"after a change of the config: {typed(found, 'deploy', *given)}")

@@ -15,6 +15,7 @@ from sapo.cli.commands.options import (
     JsonOption,
     PresetOption,
     SetOption,
+    counted,
     find_home,
     print_json,
     warn,
@@ -52,7 +53,7 @@ def show(
     """
     from sapo.peers import keyring
 
-    found, settings = _locate(preset, config, [*(sets or []), *OPEN], nodes, home)
+    found, settings = _locate(preset, config, counted([*(sets or []), *OPEN], nodes), home)
     rows = []
     for name in found.here(settings):
         held = _held(found, settings, name)
@@ -121,7 +122,7 @@ def restore(
     from sapo.peers import key_backup as backups
     from sapo.peers import keyring
 
-    found, settings = _locate(preset, config, [*(sets or []), *OPEN], nodes, home)
+    found, settings = _locate(preset, config, counted([*(sets or []), *OPEN], nodes), home)
     file = Path(source)
     if not os.path.exists(file) and re.fullmatch("[0-9a-f]+", source) is None:
         remedy = "name a file that `sapo keys backup` wrote, or a key that `sapo keys show` prints"
@@ -194,7 +195,7 @@ def accept(
     from sapo.core.config.manifest import Manifest
     from sapo.peers import keyring, membership
 
-    found, settings = _locate(preset, config, sets, nodes, home)
+    found, settings = _locate(preset, config, counted(sets, nodes), home)
     manifest = found.load_manifest() if found.manifest.exists() else Manifest.of(settings)
     read, now = membership.Token.read(token), time.time()
     name = _pick(settings, found, node)
@@ -206,18 +207,18 @@ def accept(
 
 
 def _locate(
-    preset: str | None, file: Path | None, sets: list[str] | None, nodes: int | None, home: Path | None
+    preset: str | None, file: Path | None, sets: list[str], home: Path | None
 ) -> "tuple[Home, Config]":
     """Home and config of a swarm that has begun, or that the command line describes."""
     from sapo.cli.commands import launch
 
-    said = preset is not None or file is not None or nodes is not None or set(sets or ()) - set(OPEN)
+    said = preset is not None or file is not None or set(sets) - set(OPEN)
     if said:
-        found, config = launch.locate(preset, file, sets, nodes=nodes, home=home)
+        found, config = launch.locate(preset, file, sets, home=home)
         if not found.manifest.exists():
             return found, config
         home = found.root
-    return launch.locate(preset, file, sets, nodes=nodes, home=home, resume=True)
+    return launch.locate(preset, file, sets, home=home, resume=True)
 
 
 def _held(home: "Home", config: "Config", name: str) -> "KeyAndCard":

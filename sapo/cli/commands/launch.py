@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,12 @@ from sapo.core.user_cache import default_cache
 
 if TYPE_CHECKING:
     from sapo.cli.report.live_view import View
+    from sapo.core.service_registry import Services
     from sapo.ops.supervisor import NodeStatus, SwarmStatus
     from sapo.tasks.workers import TaskWorkers
 
+News = tuple[tuple[object, ...], str]
+"""What tells a line from those that were said before, and the line."""
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 PHASES = {
     "starting": "starting",
@@ -45,8 +48,6 @@ def locate(
     file: Path | None,
     sets: Sequence[str] | None,
     *,
-    nodes: int | None = None,
-    rounds: int | None = None,
     home: Path | None = None,
     resume: bool = False,
 ) -> tuple[Home, Config]:
@@ -54,29 +55,23 @@ def locate(
     from sapo.tasks.pins import with_pins
 
     if not resume:
-        config = with_pins(resolve(preset, file, sets, nodes=nodes, rounds=rounds))
+        config = with_pins(resolve(preset, file, sets))
         return Home.of(home, config), config
     if home is None and not os.environ.get("SAPO_HOME") and (preset is not None or file is not None):
         home = Home.of(None, resolve(preset, file, sets)).root
     found = find_home(home)
     # the preset is in the home's config already; laid on top, it would undo what was set beside it
-    config = resolve(None, file, sets, nodes=nodes, rounds=rounds, base=found.load_config())
+    config = resolve(None, file, sets, base=found.load_config())
     return found, with_pins(config)
 
 
 def locate_one(
-    preset: str | None,
-    file: Path | None,
-    sets: Sequence[str] | None,
-    *,
-    nodes: int | None = None,
-    rounds: int | None = None,
-    home: Path | None = None,
+    preset: str | None, file: Path | None, sets: Sequence[str] | None, *, home: Path | None = None
 ) -> tuple[Home, Config]:
-    """Home and config of a single node: what a home holds goes on, under that run's config."""
-    found, config = locate(preset, file, sets, nodes=nodes, rounds=rounds, home=home)
+    """Home and config of one node, or of a deployed site: a run in that home goes on, under its config."""
+    found, config = locate(preset, file, sets, home=home)
     if found.manifest.exists() and (file is None or found.node_names()):
-        return locate(preset, file, sets, nodes=nodes, rounds=rounds, home=found.root, resume=True)
+        return locate(preset, file, sets, home=found.root, resume=True)
     return found, config
 
 
@@ -124,19 +119,15 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
         return
     view.note(foretold(config))
     loading = "loading torch, transformers and what a node needs"
-    view.step(loading, 0, 3)
-    import torch  # noqa: F401
-
-    view.step(loading, 1, 3)
+    view.step(loading, 0, 1)
     from sapo.policy.hf_import import transformers
 
     transformers.logging.disable_progress_bar()  # it would draw over the view
-    view.step(loading, 2, 3)
     from sapo.ops.plan import refuse_too_many
     from sapo.policy import malloc
     from sapo.tasks.workers import open_workers
 
-    view.step(loading, 3, 3)
+    view.step(loading, 1, 1)
     for line in refuse_too_many(config, home, default_cache()):
         view.note(line)
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
@@ -223,10 +214,8 @@ def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
 
 
 class Watcher:
-    """Shows each snapshot of the supervisor's, and reports once what went wrong with a node.
-
-    The pages of a swarm's own servers are shown once, when there is something on them.
-    """
+    """Shows each snapshot of the supervisor's, and reports once what went wrong with a node. The pages of a
+    swarm's own servers are shown once, when there is something on them."""
 
     def __init__(self, view: "View", swarm: str | None = None, home: Home | None = None) -> None:
         self._view, self._swarm, self._home = view, swarm, home
@@ -234,10 +223,7 @@ class Watcher:
         self._said: set[tuple[object, ...]] = set()
 
     def __call__(self, status: "SwarmStatus") -> None:
-        for node in status.nodes:
-            self.tell(node)
-        self.tell_servers(status)
-        self.tell_stop(status)
+        self._tell(news(status.nodes, services=status.services), status.stopping)
         self.show_pages(status)
         if status.phase in PHASES:
             what, done, total = status.progress or ("", 0, 1)
@@ -253,64 +239,60 @@ class Watcher:
         if self._swarm is None or status.services is None or now - self._looked_at < PAGES_POLL_S:
             return
         self._looked_at = now
-        pages = pages_of(status.services, self._swarm)
-        if pages.begun:
+        links, begun = pages_of(status.services, self._swarm)
+        if begun:
             self._swarm = None
-            for name, link in pages.links().items():
+            for name, link in links.items():
                 self._view.link(name, link)
 
     def node(self, status: "SwarmStatus", name: str) -> None:
         """Show a node that runs without a swarm."""
-        node = pick(status, name)
-        self.tell(node)
-        if self._home is not None:
-            self.tell_page(self._home.page(name))
-            self.tell_waiting(self._home.waiting(name))
-        self.tell_stop(status)
-        self._view.nodes([node])
-
-    def tell_page(self, page: Path) -> None:
-        """Show once where people answer for a member."""
-        link = page.read_text(encoding="utf-8").strip() if page.exists() else ""
+        node = next(one for one in status.nodes if one.name == name)
+        page = None if self._home is None else self._home.page(name)
+        link = page.read_text(encoding="utf-8").strip() if page is not None and page.exists() else ""
         if link and self._first("page", link):
             self._view.link("answer here", link)
+        self._tell(news([node], home=self._home), status.stopping)
+        self._view.nodes([node])
 
-    def tell_waiting(self, waiting: Path) -> None:
-        """Say once why a member gets no answers now."""
-        text = waiting.read_text(encoding="utf-8").strip() if waiting.exists() else ""
-        if text and self._first("waits", text):
-            self._view.note(f"waiting for what answers: {text}")
-
-    def tell_stop(self, status: "SwarmStatus") -> None:
-        """Say once that the run was asked to stop."""
-        if status.stopping and self._first("stopping"):
+    def _tell(self, found: Iterable[News], stopping: bool) -> None:
+        for key, text in found:
+            if self._first(*key):
+                self._view.note(text)
+        if stopping and self._first("stopping"):
             self._view.stopping()
-
-    def tell(self, node: "NodeStatus") -> None:
-        """Say once per restart why a node is not going on."""
-        stopped = node.state in ("restarting", "failed", "paused", "owing")
-        if stopped and self._first(node.name, node.state, node.restarts):
-            last = node.note.strip().splitlines()[-1:] or ["no message"]
-            self._view.note(f"{node.name} {node.state} after round {node.rounds}: {last[0]}")
-        found = node.metrics or {}
-        if found.get("identity/own_key_elsewhere") and self._first(node.name, "key"):
-            self._view.note(f"somebody else publishes with the key of {node.name}: see docs/identity.md")
-        if found.get("pool/refused/own_name") and self._first(node.name, "name"):
-            self._view.note(f"another site has a node {node.name}, too: give each its own swarm.site")
-
-    def tell_servers(self, status: "SwarmStatus") -> None:
-        """Say once when a server has ended, and once when it was started again."""
-        if status.services is None:
-            return
-        for server in (status.services.prefect, status.services.mlflow):
-            what = server.away or ("was started again" if server.restarts else "")
-            if what and self._first(server.name, what, server.restarts):
-                self._view.note(f"the {server.name} server {what}; the rounds go on")
 
     def _first(self, *what: object) -> bool:
         told = what in self._said
         self._said.add(what)
         return not told
+
+
+def news(
+    nodes: Sequence["NodeStatus"], *, services: "Services | None" = None, home: Home | None = None
+) -> Iterator[News]:
+    """What is to be said once, by what tells it from what was said before: why a node is not going on, what a
+    member waits for, which server has ended or was started again."""
+    for node in nodes:
+        if node.state in ("restarting", "failed", "paused", "owing"):
+            last = node.note.strip().splitlines()[-1:] or ["no message"]
+            said = f"{node.name} {node.state} after round {node.rounds}: {last[0]}"
+            yield (node.name, node.state, node.restarts), said
+        found = node.metrics or {}
+        if found.get("identity/own_key_elsewhere"):
+            said = f"somebody else publishes with the key of {node.name}: see docs/identity.md"
+            yield (node.name, "key"), said
+        if found.get("pool/refused/own_name"):
+            said = f"another site has a node {node.name}, too: give each its own swarm.site"
+            yield (node.name, "name"), said
+        waiting = None if home is None else home.waiting(node.name)
+        if waiting is not None and waiting.exists() and (text := waiting.read_text(encoding="utf-8").strip()):
+            yield ("waits", text), f"waiting for what answers: {text}"
+    for server in () if services is None else (services.prefect, services.mlflow):
+        what = server.away or ("was started again" if server.restarts else "")
+        if what:
+            said = f"the {server.name} server {what}; the rounds go on"
+            yield (server.name, what, server.restarts), said
 
 
 def run(config: Config, home: Home) -> int:
@@ -373,8 +355,3 @@ def run_one(config: Config, home: Home, name: str) -> int:
         last = printable(tail(home.logs / f"{name}.log", 1))
         console.print(last, highlight=False, markup=False, soft_wrap=True)
     return {"finished": DONE, "stopped": INTERRUPTED}.get(final.state, FAILED)
-
-
-def pick(status: "SwarmStatus", name: str) -> "NodeStatus":
-    """One node of a snapshot."""
-    return next(node for node in status.nodes if node.name == name)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from sapo.core.config.home import Home
     from sapo.core.config.load import Config
     from sapo.provenance.model_lineage import Document
-    from sapo.store.history.tables import Store
 
 _GROUP = re.compile("[0-9a-f]{8,64}", re.IGNORECASE)
 TRAIT = ("node", "answers", "share at first", "at the end", "first own use", "first learned from", "half")
@@ -54,22 +53,27 @@ def lineage(
     found = find_home(home)
     if what is not None:
         check_known(found, what)
+
+    from sapo.cli.report.lineage_page import write_page
+
     with Console(stderr=True).status("reading the history"):
-        document, name = of_swarm(found) if what is None else explain(found, what)
-        page = written(found, name, document)
+        document, name = explain(found, what)
+        page = None
+        try:
+            page = write_page(found, name, document)
+        except OSError as error:  # the answer needs no page
+            warn(f"no page is written: {error}")
     if as_json:
         print_json({**document, "page": None if page is None else str(page)})
     else:
-        show(document, page)
+        _show(document, page)
     if document["problems"]:
         raise typer.Exit(1)
 
 
 def check_known(home: "Home", what: str) -> None:
     """Raise `UserError` for a node that neither this site nor its own history knows, alone or as a model.
-
-    Where the history or MLflow is on a server, other sites' nodes may be in it: then it is asked later.
-    """
+    Where the history or MLflow is on a server, other sites' nodes may be in it: then it is asked later."""
     config = home.load_config()
     model = re.fullmatch(r"models:/(.+)\.([^./@]+)[@/].+", what)
     if model is not None:
@@ -91,40 +95,18 @@ def not_known(config: "Config", what: str) -> "UserError":
     return UserError("WHAT", what, "is neither a model version nor a node nor a group's id", remedy)
 
 
-def written(home: "Home", name: str, document: "Document") -> "Path | None":
-    """The page of a document; None, with a warning, where it cannot be written: the answer needs none."""
-    from sapo.cli.report.lineage_page import write_page
-
-    try:
-        return write_page(home, name, document)
-    except OSError as error:
-        warn(f"no page is written: {error}")
-        return None
-
-
-def store_of(home: "Home") -> "tuple[Config, Store]":
-    """The config and the history of a home."""
-    from sapo.store.history.tables import Store
-
-    config = home.load_config()
-    return config, Store(config.history.uri or str(home.history))
-
-
-def of_swarm(home: "Home") -> "tuple[Document, str]":
-    """Who taught whom in the whole swarm, and a name for its page."""
-    from sapo.provenance.swarm_lineage import swarm_lineage
-
-    config, store = store_of(home)
-    return swarm_lineage(store, config.swarm.name), "swarm"
-
-
-def explain(home: "Home", what: str) -> "tuple[Document, str]":
-    """The document that answers the question, and a name for its page. Raises `UserError`, `Unavailable`."""
-    from sapo.provenance import group_lineage, model_lineage
+def explain(home: "Home", what: str | None) -> "tuple[Document, str]":
+    """The document that answers the question, None for that of the swarm, and a name for its page. Raises
+    `UserError`, `Unavailable`."""
+    from sapo.provenance import group_lineage, model_lineage, swarm_lineage
+    from sapo.store.history import open_store
     from sapo.store.history.query import incarnations
     from sapo.store.tracking.uri import tracking_uri
 
-    config, store = store_of(home)
+    config = home.load_config()
+    store = open_store(config, home)
+    if what is None:
+        return swarm_lineage.swarm_lineage(store, config.swarm.name), "swarm"
     if what.startswith("models:"):
         subject = model_lineage.version_subject(tracking_uri(home, config), what)
         return model_lineage.teachers(store, subject), subject.name
@@ -138,8 +120,7 @@ def explain(home: "Home", what: str) -> "tuple[Document, str]":
     return document, found.group_id[:16]
 
 
-def show(document: "Document", page: "Path | None") -> None:
-    """A document in the terminal."""
+def _show(document: "Document", page: "Path | None") -> None:
     from rich.console import Console
 
     from sapo.cli.report import lineage_page
@@ -198,7 +179,7 @@ def trait(
     from rich.console import Console
 
     from sapo.provenance.trait_spread import trait_spread
-    from sapo.store.history.tables import Store
+    from sapo.store.history import open_store
 
     found = find_home(home)
     config = found.load_config()
@@ -208,8 +189,7 @@ def trait(
         remedy = f"name one of track.traits: {there}"
         raise UserError("NAME", name, "the run's config has no such trait", remedy)
     with Console(stderr=True).status("reading the history"):
-        store = Store(config.history.uri or str(found.history))
-        spread = trait_spread(store, config.swarm.name, name, pattern)
+        spread = trait_spread(open_store(config, found), config.swarm.name, name, pattern)
     if as_json:
         print_json(spread)
     elif spread["nodes"]:

@@ -56,31 +56,26 @@ def resolve(
     file: Path | None,
     sets: Sequence[str] | None,
     *,
-    nodes: int | None = None,
-    rounds: int | None = None,
     base: "Config | None" = None,
 ) -> "Config":
-    """The config of a command line; the default preset when neither preset, file nor `base` is given.
-
-    `base` is the config a home was started with: a resumed run changes only what is named now.
-    """
+    """The config of a command line; the default preset when neither preset, file nor `base` is given. `base`
+    is the config a home was started with: a resumed run changes only what is named now."""
     from sapo.core.config.load import DEFAULT_PRESET, load
 
-    flags = list(sets or [])
-    if nodes is not None:
-        flags.append(f"swarm.nodes={nodes}")
-    if rounds is not None:
-        flags.append(f"swarm.rounds={rounds}")
     if preset is None and file is None and base is None:
         preset = DEFAULT_PRESET
-    return load(preset, file, flags, base=base)
+    return load(preset, file, list(sets or []), base=base)
+
+
+def counted(sets: Sequence[str] | None, nodes: int | None = None, rounds: int | None = None) -> list[str]:
+    """The settings of a command line, with those of `--nodes` and `--rounds` behind them."""
+    counts = {"swarm.nodes": nodes, "swarm.rounds": rounds}
+    return [*(sets or []), *(f"{name}={count}" for name, count in counts.items() if count is not None)]
 
 
 def find_home(home: Path | None) -> "Home":
-    """The home a looking command means: `--home`, `$SAPO_HOME`, or the only run under ./runs.
-
-    Raises `UserError` where it holds no swarm, or where there are several to choose from.
-    """
+    """The home a looking command means: `--home`, `$SAPO_HOME`, or the only run under ./runs. Raises
+    `UserError` where it holds no swarm, or where there are several to choose from."""
     from sapo.core.config.home import Home
     from sapo.core.config.load import DEFAULT_PRESET
 
@@ -108,6 +103,17 @@ def program() -> str:
 def typed(home: "Home", *words: str) -> str:
     """A command of this program for a home, as it can be pasted into a shell."""
     return " ".join([program(), shlex.join([*words, "--home", home.shown])])
+
+
+def json_object(field: str, given: Any) -> dict[str, Any]:
+    """A JSON object, given as text or read already. Raises `UserError` for anything else."""
+    try:
+        found = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError) as error:
+        raise UserError(field, given, f"is not JSON: {error}", "give a JSON object") from None
+    if not isinstance(found, dict):
+        raise UserError(field, given, "is not a JSON object", 'write it like {"min_terms": 2}')
+    return found
 
 
 def print_json(value: Any) -> None:

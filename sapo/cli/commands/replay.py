@@ -1,6 +1,7 @@
 """`sapo replay`: a node's rounds made again from the history, compared or changed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +63,8 @@ def replay(
     """
     from sapo.cli.commands import checks
     from sapo.core.atomic_file import refuse_filled
+    from sapo.core.config.load import load
+    from sapo.core.effects import notes
     from sapo.core.unicode import printable
     from sapo.provenance.whatif_settings import Changes
 
@@ -80,16 +83,16 @@ def replay(
     checks.check_rounds(found, node, first, last)
     if folder is not None:
         refuse_filled(folder)
+    own = config.for_node(node)
     if changed:
-        Changes(config.for_node(node), node, sets or [], without or [])
-    for note in without_effect(found, node, sets or []):
-        warn(note)
-
-    from rich.console import Console
+        Changes(own, node, sets or [], without or [])
+    with suppress(UserError):  # settings that clash only beside each other are refused further on
+        for note in notes(load(sets=sets or [], base=own, env={}), own):
+            warn(note)
 
     from sapo.cli.report.live_view import open_view
 
-    with open_view(config.swarm.name, Console(stderr=True)) as view:
+    with open_view(config.swarm.name) as view:
         view.step(LOADING, 0, 1)
         if changed:
             from sapo.provenance.whatif import retrain
@@ -115,21 +118,6 @@ def replay(
         print(printable("\n".join(lines)))
 
 
-def without_effect(home: "Home", node: str, sets: Sequence[str]) -> list[str]:
-    """What is changed to no effect; nothing where `retrain` is going to refuse it."""
-    from sapo.core.config.load import load
-    from sapo.core.effects import notes
-
-    config = home.load_config()
-    if node not in config.nodes:
-        return []
-    own = config.for_node(node)
-    try:
-        return notes(load(sets=sets, base=own, env={}), own)
-    except UserError:
-        return []
-
-
 def prove(
     home: "Home",
     node: str,
@@ -147,13 +135,11 @@ def prove(
     step(READING, 0, 1)
     try:
         with opened(home, node, first=first, last=last) as replay:
-            known = list(replay.notes)
-            for note in known:
-                warn(note)
-            found = check(replay, step)
-            for note in found.notes[len(known) :]:
-                warn(note)
-            return found
+            try:
+                return check(replay, step)
+            finally:
+                for note in replay.notes:
+                    warn(note)
     except (Damaged, Differs) as error:
         if as_json:
             tensor = error.tensor if isinstance(error, Differs) else None

@@ -12,6 +12,7 @@ from sapo.cli.commands.options import (
     JsonOption,
     PresetOption,
     SetOption,
+    counted,
     find_home,
     print_json,
     program,
@@ -54,9 +55,8 @@ def swarm(
     from sapo.core.effects import swarm_notes
     from sapo.core.exam_size import sized
 
-    found, settings = launch.locate(
-        preset, config, sets, nodes=nodes, rounds=rounds, home=home, resume=resume
-    )
+    sets = counted(sets, nodes, rounds)
+    found, settings = launch.locate(preset, config, sets, home=home, resume=resume)
     if not resume and not dry_run:
         launch.refuse_second_start(found)
     launch.refuse_moved(settings, found)
@@ -70,9 +70,7 @@ def swarm(
         return
     checks.refuse_member(settings)
     checks.refuse_running(found, "swarm", *settings.nodes)
-    code = launch.run(settings, found)
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(launch.run(settings, found))
 
 
 def node(
@@ -98,7 +96,7 @@ def node(
     """
     from sapo.cli.commands import checks, launch
 
-    found, settings = launch.locate_one(preset, config, sets, nodes=nodes, rounds=rounds, home=home)
+    found, settings = launch.locate_one(preset, config, counted(sets, nodes, rounds), home=home)
     checks.refuse_member(settings)
     _run_one(found, settings, name, dry_run)
 
@@ -123,7 +121,7 @@ def member(
     """
     from sapo.cli.commands import launch
 
-    found, settings = launch.locate_one(None, config, sets, rounds=rounds, home=home)
+    found, settings = launch.locate_one(None, config, counted(sets, rounds=rounds), home=home)
     if settings.member is None:
         remedy = "--set member.type=openai, command or person (docs/members.md), or run `sapo node`"
         raise UserError("member", None, "the config does not say who answers", remedy)
@@ -140,9 +138,7 @@ def _run_one(found: "Home", settings: "Config", name: str | None, dry_run: bool)
         print(toml_dump.dumps(sized(settings).for_node(name).model_dump(mode="json")), end="")
         return
     checks.refuse_running(found, name)
-    code = launch.run_one(settings, found, name)
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(launch.run_one(settings, found, name))
 
 
 def stop(home: HomeOption = None) -> None:
@@ -210,7 +206,7 @@ def evaluate(
     from sapo.cli.report.run_tables import SummaryTable, sentences
     from sapo.ops.summary import read_run, summarise
 
-    with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
+    with open_view(found.load_manifest().swarm) as view:
         view.step("loading torch", 0, 1)
         from sapo.ops.judge import evaluate_swarm
 
@@ -244,13 +240,12 @@ def _together(home: "Home", names: str | None, log: str | None, *, alone: bool, 
 
 
 def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
-    from rich.console import Console
 
     from sapo.cli.report.live_view import open_view
     from sapo.core.unicode import printable
 
     config = home.load_config()
-    with open_view(config.swarm.name, Console(stderr=True)) as view:
+    with open_view(config.swarm.name) as view:
         view.step("loading torch", 0, 1)
         from sapo.ops.judge import judge_swarm, tell_verdicts
         from sapo.store.tracking.uri import tracking_uri

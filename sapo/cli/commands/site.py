@@ -1,8 +1,6 @@
 """Commands for swarms of several sites: `init`, `join`, `archive`, `pack`, `unpack`."""
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +11,7 @@ from sapo.cli.commands.options import (
     HomeOption,
     PresetOption,
     SetOption,
+    counted,
     find_home,
     program,
     typed,
@@ -23,7 +22,6 @@ from sapo.core.errors import UserError
 if TYPE_CHECKING:
     from sapo.core.config.advice import Advice
     from sapo.core.config.load import Config
-    from sapo.ops.node_pack import Progress
 
 SiteOption = Annotated[
     str, typer.Option("--site", metavar="S", help="This site's name; its nodes are S0, S1, ...")
@@ -58,14 +56,14 @@ def init(
     from sapo.ops import sites
     from sapo.tasks.unearned import unearned
 
-    made = sites.found_swarm(swarm, site, preset, with_nodes(sets, nodes), folder, config)
+    made = sites.found_swarm(swarm, site, preset, counted(sets, nodes), folder, config)
     print(f"{made.manifest}: what all sites agree on; hand it to whoever joins")
     print(f"{made.file}: this site's settings")
     for line in (*describe(made.config, made.config.nodes), *made.notes):
         print(line)
     for name, why in unearned(made.config.manifest_tasks()).items():
         warn(f"{name}: {why}; a swarm learns that instead of solving it")
-    say_next(made.file, made.config, None)
+    _say_next(made.file, made.config, None)
     sets_of_others = [word for item in made.join for word in ("--set", item)]
     words = ["sapo", "join", made.manifest.name, "--site", "OTHER", *sets_of_others]
     print(f"others join with: {shlex.join(words)}")
@@ -99,7 +97,7 @@ def join(
     from sapo.core.config.advice import describe
     from sapo.ops import sites
 
-    joined = sites.join_swarm(manifest, site, preset, with_nodes(sets, nodes), folder, home, config)
+    joined = sites.join_swarm(manifest, site, preset, counted(sets, nodes), folder, home, config)
     say_advice(joined.advice, joined.config)
     for name, why in joined.lacking.items():
         warn(f"{name}: {why.problem}: its questions are left to others, their groups refused; {why.remedy}")
@@ -113,12 +111,7 @@ def join(
         place = shlex.quote(str(joined.home.root))
         print("send these keys to a member, who types for each: sapo keys invite KEY")
         print(f"then here: sapo keys accept TOKEN --node {joined.config.nodes[0]} --home {place}")
-    say_next(joined.file, joined.config, home)
-
-
-def with_nodes(sets: list[str] | None, nodes: int | None) -> list[str]:
-    """The settings of the command line, with how many nodes where that is said."""
-    return [*(sets or []), *([f"swarm.nodes={nodes}"] if nodes is not None else [])]
+    _say_next(joined.file, joined.config, home)
 
 
 def say_advice(advice: "Advice | None", config: "Config") -> None:
@@ -143,8 +136,7 @@ def say_advice(advice: "Advice | None", config: "Config") -> None:
         warn(f"the manifest names no model: this site takes {config.model}; name another with --set model=")
 
 
-def say_next(file: Path, config: "Config", home: Path | None) -> None:
-    """Print how a site is started."""
+def _say_next(file: Path, config: "Config", home: Path | None) -> None:
     place = shlex.join(["--config", str(file), *([] if home is None else ["--home", str(home)])])
     one = "" if len(config.nodes) == 1 else f"{config.nodes[0]} "
     if config.member is not None:
@@ -189,6 +181,7 @@ def pack(
     author. The pack holds the node's private key. History and MLflow stay where they are.
     """
     from sapo.cli.commands.checks import refuse_member
+    from sapo.cli.report.live_view import open_view
     from sapo.core.config.foreign import brought
     from sapo.ops.node_pack import pack_node
     from sapo.ops.supervisor import holder
@@ -199,8 +192,8 @@ def pack(
     if holder(found.root) is not None:
         raise UserError("--home", str(found.root), "a swarm runs here", "stop it first with `sapo stop`")
     target = output or Path(f"{config.swarm.name}-{node}.tar.gz")
-    with progress(config.swarm.name) as show:
-        made = pack_node(found, node, target, show)
+    with open_view(config.swarm.name) as view:
+        made = pack_node(found, node, target, view.step)
     print(f"{target}: {node} after {made.rounds} rounds, {target.stat().st_size / 2**20:.1f} MB")
     if made.owed:
         owed = ", ".join(f"{count} {kind}" for kind, count in made.owed.items())
@@ -224,21 +217,11 @@ def unpack(
     It goes on where it was. --set changes its settings, such as how the bus is reached from here. Unpack it
     once: two copies of a node would contradict each other, and its peers would refuse them.
     """
+    from sapo.cli.report.live_view import open_view
     from sapo.ops.node_pack import unpack_node
 
-    with progress("unpack") as show:
-        found = unpack_node(file, home, sets or (), show)
+    with open_view("unpack") as view:
+        found = unpack_node(file, home, sets or (), view.step)
     name = found.pack.node
     print(f"{found.home.node(name)}: {name} after {found.pack.rounds} rounds, public key {found.pack.key}")
     print(f"it goes on with: {typed(found.home, 'node', name)}")
-
-
-@contextmanager
-def progress(title: str) -> "Iterator[Progress]":
-    """Shows how far packing or unpacking is, on standard error."""
-    from rich.console import Console
-
-    from sapo.cli.report.live_view import open_view
-
-    with open_view(title, Console(stderr=True)) as view:
-        yield view.step

@@ -1,13 +1,12 @@
 """Commands about tasks: `sapo task check`, `sapo task show`."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sapo.cli.commands.options import JsonOption, print_json
+from sapo.cli.commands.options import JsonOption, json_object, print_json
 from sapo.core.errors import UserError
 from sapo.core.unicode import printable
 
@@ -45,23 +44,22 @@ def check(
 
     from sapo.tasks.task_check import check_tasks
 
-    failed, rows, found = False, [], []
+    failed, found = False, []
     tasks = list(tasks_named(name, config))
     with Progress(console=Console(stderr=True), transient=True) as progress:
         checked = list(progress.track(check_tasks(tasks, held_out), len(tasks), description="trying tasks"))
     for task, findings in checked:
         failed |= any(one.status == "failed" for one in findings)
-        rows += [(task.dataset, one.what, one.status, one.detail) for one in findings]
         found += [
-            {"task": task.dataset, "what": w, "status": s, "found": d}
-            for _, w, s, d in rows[-len(findings) :]
+            {"task": task.dataset, "what": one.what, "status": one.status, "found": one.detail}
+            for one in findings
         ]
     if as_json:
         print_json({"ok": not failed, "findings": found})
     else:
         from sapo.cli.commands.lineage import show_table
 
-        show_table(Console(), HEAD, rows)
+        show_table(Console(), HEAD, [tuple(one.values()) for one in found])
     if failed:
         raise typer.Exit(1)
 
@@ -144,7 +142,7 @@ def tasks_named(name: str, config: str) -> "Iterator[Task]":
             names = workers.datasets()
         yield from sample_tasks(names)
         return
-    params = parameters(config)
+    params = json_object("--config", config)
     is_file = Path(name).suffix in ENDINGS or (bool(Path(name).suffix) and not is_own(name))
     task = Task.model_validate({"config": params, **({"file": name} if is_file else {"dataset": name})})
     if not is_own(task.dataset):
@@ -154,14 +152,3 @@ def tasks_named(name: str, config: str) -> "Iterator[Task]":
         yield as_asked(task)
     except Missing as missing:
         raise UserError("NAME", name, missing.problem, missing.remedy) from None
-
-
-def parameters(text: str) -> dict[str, Any]:
-    """A task's parameters. Raises `UserError` for what is no JSON object."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise UserError("--config", text, f"is not JSON: {error}", "give a JSON object") from None
-    if not isinstance(found, dict):
-        raise UserError("--config", text, "is not a JSON object", 'write it like {"min_terms": 2}')
-    return found

@@ -10,6 +10,7 @@ from sapo.cli.commands.options import (
     JsonOption,
     PresetOption,
     SetOption,
+    counted,
     print_json,
     warn,
 )
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from sapo.ops.plan_answers import TaskAnswers
 
 UNKNOWN = "?"
+FIGURES = ("ques-\ntions", "in\nform", "cut\noff", "right", "right,\ngreedy", "would\nteach", "tokens")
+"""Columns of the table of answers, beside the task."""
 
 
 def try_(
@@ -49,10 +52,10 @@ def try_(
     from sapo.cli.report.live_view import open_view
     from sapo.core.user_cache import default_cache
 
-    found, settings = launch.locate_one(preset, config, sets, nodes=nodes, home=home)
+    found, settings = launch.locate_one(preset, config, counted(sets, nodes), home=home)
     checks.refuse_member(settings, "it has no model to try: `sapo member` runs anywhere")
     checks.check_built(settings)
-    with open_view(settings.swarm.name, Console(stderr=True)) as view:
+    with open_view(settings.swarm.name) as view:
         view.step("loading torch", 0, 1)
         from sapo.ops.plan import make_plan
 
@@ -81,15 +84,7 @@ def show_answers(made: "Plan", console: "Console") -> None:
             continue
         shown = Table(box=None, pad_edge=False, header_style="bold", title=titled(node), title_justify="left")
         shown.add_column("task", overflow="fold")
-        for head in (
-            "ques-\ntions",
-            "in\nform",
-            "cut\noff",
-            "right",
-            "right,\ngreedy",
-            "would\nteach",
-            "tokens",
-        ):
+        for head in FIGURES:
             shown.add_column(head, justify="right")
         for one in node.probed.answers:
             shown.add_row(*cells(one))

@@ -29,7 +29,7 @@ def ui(home: HomeOption = None) -> None:
     config = found.load_config()
     already = of_others(found)
     if already is not None:
-        show(already, config)
+        _show(already, config)
         return
     stop = threading.Event()
     with stopping_on_signals(stop), services.opened(config, found) as servers:
@@ -37,7 +37,7 @@ def ui(home: HomeOption = None) -> None:
         while not stop.is_set() and not servers.up():
             time.sleep(0.1)
         if not stop.is_set():
-            show(servers.services, config)
+            _show(servers.services, config)
             print("Ctrl-C stops both", flush=True)
             keep(servers, stop)
 
@@ -53,11 +53,11 @@ def of_others(home: "Home") -> "Services | None":
     return found
 
 
-def show(found: "Services", config: "Config") -> None:
-    """Print the links, one a line."""
+def _show(found: "Services", config: "Config") -> None:
     from sapo.cli.report.pages import pages_of
 
-    for name, link in pages_of(found, config.swarm.name).links().items():
+    links, _ = pages_of(found, config.swarm.name)
+    for name, link in links.items():
         print(f"{name:<8}{link}", flush=True)
 
 

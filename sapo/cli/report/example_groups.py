@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from sapo.core.config.home import Home
 from sapo.core.types import shown
+from sapo.store.history import open_store
 from sapo.store.history.query import query
-from sapo.store.history.tables import Store
 
 PER_AUTHOR, AT_MOST = 2, 6
 
@@ -61,8 +61,7 @@ def read_example_groups(home: Home) -> list[ExampleGroup]:
 
     Raises `Unavailable` when the history cannot be reached.
     """
-    config = home.load_config()
-    store = Store(config.history.uri or str(home.history))
+    store = open_store(home.load_config(), home)
     chosen = query(store, _CHOSEN, [PER_AUTHOR, AT_MOST])["group_id"].to_pylist()
     if not chosen:
         return []

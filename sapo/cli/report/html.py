@@ -18,10 +18,8 @@ _ENVIRONMENT = Environment(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table's column names, all empty for a table without a head, and its rows.
-
-    With `code`, the first column is shown as it was written.
-    """
+    """A table's column names, all empty for a table without a head, and its rows. With `code`, the first
+    column is shown as it was written."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]

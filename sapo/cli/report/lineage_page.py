@@ -72,8 +72,10 @@ def headline(document: Document) -> str:
 def lines(document: Document) -> list[str]:
     """What there is to say of it in sentences."""
     if document["kind"] == "group":
-        return [*asked(document), *life(document)]
-    return [] if document["kind"] == "swarm" else [coverage(document), amount(document)]
+        task = document["task"]  # None if only a receipt or the quarantine knows the group
+        asked = [] if task is None else [f"{task['dataset']} asked:", *str(task["question"]).splitlines()]
+        return [*asked, *life(document)]
+    return [] if document["kind"] == "swarm" else [_coverage(document), _amount(document)]
 
 
 def tables(document: Document) -> dict[str, Table]:
@@ -86,11 +88,20 @@ def tables(document: Document) -> dict[str, Table]:
             "What each author contributed": authors,
             "Trained tokens by author and learner": taught_table(document),
         }
+    peers = [
+        (one["source"], one["producer"], one["producer_key"][:8], *_sums(one)) for one in document["peers"]
+    ]
+    tasks = [(one["source"], one["dataset"], *_sums(one)) for one in document["tasks"]]
+    links = [
+        (link["link"], short(link["version"]), short(link["history"]), link["state"])
+        for link in document["links"]
+    ]
+    names = ("weights_sha256", "chain", "batch", "config")
     return {
-        "Peers": Table(PEERS, peer_rows(document)),
-        "Tasks": Table(TASKS, task_rows(document)),
-        "Links": Table(("link", "the version", "the history", ""), link_rows(document)),
-        "Digests": Table(("digest", ""), digest_rows(document)),
+        "Peers": Table(PEERS, peers),
+        "Tasks": Table(TASKS, tasks),
+        "Links": Table(("link", "the version", "the history", ""), links),
+        "Digests": Table(("digest", ""), [(name, document["digests"][name] or "–") for name in names]),
     }
 
 
@@ -126,8 +137,7 @@ def taught_table(document: Document) -> Table:
 # -- a version, or a node ---------------------------------------------------------------------------------
 
 
-def coverage(document: Document) -> str:
-    """Which rounds made it, in a sentence."""
+def _coverage(document: Document) -> str:
     rounds = document["rounds"]
     said = [f"{rounds['learned']} of {rounds['count']} rounds made a step that lasts"]
     for name, what in (
@@ -141,8 +151,7 @@ def coverage(document: Document) -> str:
     return f"{document['node']}, incarnation {document['incarnation']}: {', '.join(said)}."
 
 
-def amount(document: Document) -> str:
-    """How much taught it, in a sentence."""
+def _amount(document: Document) -> str:
     totals = document["totals"]
     foreign = sum(one["share"] for one in document["peers"] if one["source"] == "external")
     return (
@@ -150,18 +159,6 @@ def amount(document: Document) -> str:
         f"{totals['informative']:,} groups with an advantage taught it, {percent(foreign)} of the tokens by "
         "other nodes."
     )
-
-
-def peer_rows(document: Document) -> list[tuple[str, ...]]:
-    """Cells of the table of peers, columns as `PEERS`."""
-    return [
-        (one["source"], one["producer"], one["producer_key"][:8], *_sums(one)) for one in document["peers"]
-    ]
-
-
-def task_rows(document: Document) -> list[tuple[str, ...]]:
-    """Cells of the table of tasks, columns as `TASKS`; own groups and those of others apart."""
-    return [(one["source"], one["dataset"], *_sums(one)) for one in document["tasks"]]
 
 
 def _sums(one: Document) -> tuple[str, ...]:
@@ -175,20 +172,6 @@ def _sums(one: Document) -> tuple[str, ...]:
         "–" if one["age_s"] is None or own else seconds(one["age_s"]),
         "–" if versions is None else f"{versions[0]}–{versions[1]}",
     )
-
-
-def link_rows(document: Document) -> list[tuple[str, ...]]:
-    """The version's claims beside the history, and whether they agree."""
-    return [
-        (link["link"], short(link["version"]), short(link["history"]), link["state"])
-        for link in document["links"]
-    ]
-
-
-def digest_rows(document: Document) -> list[tuple[str, str]]:
-    """The digests that name it, whole."""
-    names = ("weights_sha256", "chain", "batch", "config")
-    return [(name, document["digests"][name] or "–") for name in names]
 
 
 def _labels(document: Document) -> dict[tuple[str, str], tuple[str, str]]:
@@ -227,12 +210,6 @@ def _strip(document: Document, labels: dict[tuple[str, str], tuple[str, str]]) -
 
 
 # -- a group ----------------------------------------------------------------------------------------------
-
-
-def asked(document: Document) -> list[str]:
-    """The task and its question; nothing if only a receipt or the quarantine knows the group."""
-    task = document["task"]
-    return [] if task is None else [f"{task['dataset']} asked:", *str(task["question"]).splitlines()]
 
 
 def life(document: Document) -> list[str]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.live import Live
@@ -36,34 +36,6 @@ RUN_HINT = "Ctrl-C stops in good order; sapo swarm --resume goes on"
 STOPPING = "stopping after the rounds in hand; Ctrl-C again stops at once"
 
 
-class View(Protocol):
-    """Somewhere to show a run."""
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
-    def step(self, label: str, done: int, total: int) -> None:
-        """Progress of a step before or after the rounds, such as preparing the starter policy."""
-
-    def nodes(self, rows: "Sequence[NodeStatus]") -> None:
-        """The nodes as they stand now."""
-
-    def link(self, name: str, address: str) -> None:
-        """The address of a page, which stays."""
-
-    def note(self, text: str) -> None:
-        """One line that stays: a service that went away, a node that came back."""
-
-    def stopping(self) -> None:
-        """The run was asked to stop: say so, and what a second Ctrl-C does."""
-
-
-def open_view(title: str, console: Console, *, hint: str = "") -> View:
-    """A live view on a terminal, plain lines elsewhere; `hint` is the last line of the live view."""
-    if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(title, console, hint)
-    return PlainView(title, console)
-
-
 class Pace:
     """How fast something is done, and so how long the rest will take.
 
@@ -72,14 +44,18 @@ class Pace:
     """
 
     def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._label = ""
         self._last: int | None = None
         self._steps: list[tuple[float, int]] = []
         self._began = 0.0
 
-    def left(self, now: float, done: int, total: int) -> float | None:
-        """Seconds until `total`; None while too little was seen, or where the last step takes longer than
-        any before."""
-        if self._last is None or done < self._last:
+    def left(self, label: str, done: int, total: int) -> float | None:
+        """Seconds until `total`; None while too little was seen of what `label` names, or where the last step
+        takes longer than any before."""
+        now = time.monotonic()
+        if label != self._label or self._last is None or done < self._last:
+            self._label = label
             self._steps.clear()
         elif done > self._last:
             self._began = self._began if self._steps else now
@@ -95,27 +71,17 @@ class Pace:
         left = max((total - reached) * each - (now - at), (total - reached - 1) * each)
         return left if left > 0 else None
 
-
-class _Progress:
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-        self._label, self._pace = "", Pace()
-
-    def left(self, label: str, done: int, total: int) -> float | None:
-        if label != self._label:
-            self._label, self._pace = label, Pace()
-        return self._pace.left(time.monotonic(), done, total)
-
     @property
     def elapsed(self) -> float:
-        return time.monotonic() - self.start
+        """Seconds since it was made."""
+        return time.monotonic() - self._start
 
 
 class LiveView:
     """A table that is redrawn in place, with a bar below it. Its clock goes on while nothing is reported."""
 
     def __init__(self, title: str, console: Console, hint: str) -> None:
-        self._title, self._progress, self._hint = title, _Progress(), hint
+        self._title, self._pace, self._hint = title, Pace(), hint
         self._rows: Sequence[NodeStatus] = ()
         self._step: tuple[str, int, int] | None = (FIRST, 0, 1)
         self._left: float | None = None
@@ -132,32 +98,35 @@ class LiveView:
         self._live.stop()
 
     def step(self, label: str, done: int, total: int) -> None:
+        """Progress of a step before or after the rounds, such as preparing the starter policy."""
         self._step = (label, done, total)
-        self._left = self._progress.left(label, done, total)
+        self._left = self._pace.left(label, done, total)
         self._draw()
 
     def nodes(self, rows: "Sequence[NodeStatus]") -> None:
+        """The nodes as they stand now."""
         self._rows, self._step = rows, None
-        self._left = self._progress.left(ROUNDS, *overall(rows))
+        self._left = self._pace.left(ROUNDS, *overall(rows))
         self._draw()
 
     def link(self, name: str, address: str) -> None:
+        """The address of a page, which stays."""
         # not cut into lines: a terminal that wraps it by itself copies it whole
         text = Text(f"{name:<8}").append(address, style=f"link {address}")
         self._live.console.print(text, soft_wrap=True)
 
     def note(self, text: str) -> None:
+        """One line that stays: a service that went away, a node that came back."""
         self._notes.append(text)
         self._print(text)
 
     def stopping(self) -> None:
+        """The run was asked to stop: say so, and what a second Ctrl-C does."""
         self._hint = STOPPING
         self._draw()
 
     def _screen(self) -> RenderableType:
-        return screen(
-            self._title, self._rows, self._step, self._progress.elapsed, self._left, hint=self._hint
-        )
+        return screen(self._title, self._rows, self._step, self._pace.elapsed, self._left, hint=self._hint)
 
     def _print(self, text: str) -> None:
         self._live.console.print(Text(text, style="yellow"))
@@ -177,7 +146,7 @@ class PlainView:
     """Lines for logs and pipes; at most one every `PLAIN_SECONDS`, and one whenever a step begins or ends."""
 
     def __init__(self, title: str, console: Console) -> None:
-        self._title, self._console, self._progress = title, console, _Progress()
+        self._title, self._console, self._pace = title, console, Pace()
         self._said_at: float | None = None
         self._said = ("", False)
         self._alarms: list[tuple[str, ...]] = [("", "")]
@@ -189,14 +158,14 @@ class PlainView:
         pass
 
     def step(self, label: str, done: int, total: int) -> None:
-        left = self._progress.left(label, done, total)
+        left = self._pace.left(label, done, total)
         begins_or_ends = (label, done == total)
         if begins_or_ends != self._said or self._due():
             self._said = begins_or_ends
             self._say(f"{label}: {amount(done, total, left)}")
 
     def nodes(self, rows: "Sequence[NodeStatus]") -> None:
-        left = self._progress.left(ROUNDS, *overall(rows))
+        left = self._pace.left(ROUNDS, *overall(rows))
         if self._due():
             self._say(plain_line(rows, left))
         causes = [(row.name, row.alarm.partition(" % ")[2], *row.taken_up) for row in rows]
@@ -219,8 +188,20 @@ class PlainView:
 
     def _say(self, text: str) -> None:
         self._said_at = time.monotonic()
-        stamp = duration(self._progress.elapsed)
+        stamp = duration(self._pace.elapsed)
         self._console.print(f"{stamp}  {self._title}  {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+View = LiveView | PlainView
+
+
+def open_view(title: str, console: Console | None = None, *, hint: str = "") -> View:
+    """A live view on a terminal, by default that of standard error, plain lines elsewhere; `hint` is the last
+    line of the live view."""
+    console = console or Console(stderr=True)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveView(title, console, hint)
+    return PlainView(title, console)
 
 
 def overall(rows: "Sequence[NodeStatus]") -> tuple[int, int]:
@@ -237,10 +218,8 @@ def screen(
     *,
     hint: str = "",
 ) -> RenderableType:
-    """What a live view shows at one moment; `elapsed` and `left` are seconds.
-
-    `hint` is the last line, shown from when there are nodes: before, nothing is written that could go on.
-    """
+    """What a live view shows at one moment; `elapsed` and `left` are seconds. `hint` is the last line, shown
+    from when there are nodes: before, nothing is written that could go on."""
     parts: list[RenderableType] = [Text.assemble((f"swarm {title}", "bold"), f"  {duration(elapsed)}")]
     if rows:
         parts.append(NodeTable(rows))

@@ -3,7 +3,6 @@
 import http.client
 import json
 import urllib.request
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,24 +15,12 @@ ASK_S = 1.0
 """How long MLflow may take to name the experiment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """Links of a swarm's pages. `begun` is whether MLflow has an experiment of the swarm.
+def pages_of(services: Services, swarm: str) -> tuple[dict[str, str], bool]:
+    """Links of a swarm's pages by the names of what they open, and whether MLflow has an experiment of it: if
+    not, its link is of the list of experiments.
 
     Those of servers that were started for the swarm hold their passwords.
     """
-
-    mlflow: str
-    prefect: str
-    begun: bool
-
-    def links(self) -> dict[str, str]:
-        """The links by the names of what they open."""
-        return {"MLflow": self.mlflow, "Prefect": self.prefect}
-
-
-def pages_of(services: Services, swarm: str) -> Pages:
-    """The pages of a swarm; MLflow's list of experiments where it does not know the swarm yet."""
     experiment = _experiment(services.mlflow, swarm)
     base = _entrance(services.mlflow, public(services.mlflow.url))
     if not base.startswith("http"):
@@ -42,7 +29,8 @@ def pages_of(services: Services, swarm: str) -> Pages:
         mlflow = f"{base}/{parent_run.LIST_LINK}"
     else:
         mlflow = f"{base}/{parent_run.charts_link(experiment['experiment_id'])}"
-    return Pages(mlflow, _prefect(services.prefect), experiment is not None or mlflow == base)
+    links = {"MLflow": mlflow, "Prefect": _prefect(services.prefect)}
+    return links, experiment is not None or mlflow == base
 
 
 def _prefect(service: Service) -> str:

@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 from sapo.cli.report.example_groups import ExampleGroup, read_example_groups
 from sapo.cli.report.html import Figure, Table, figure, percent, render
+from sapo.cli.report.live_view import duration
 from sapo.cli.report.run_tables import HELD_OUT, ROUNDS, table
 from sapo.cli.report.svg_charts import Bar, Point, Span, colour, line_chart, rolling_mean
 from sapo.core.atomic_file import write_atomically
@@ -48,10 +49,8 @@ MORE = (
 
 
 def write_report(home: Home) -> RunFigures:
-    """Write report.html and summary.json of a home, each whole or not at all; returns the summary.
-
-    Raises `UserError` where the home holds no swarm.
-    """
+    """Write report.html and summary.json of a home, each whole or not at all; returns the summary. Raises
+    `UserError` where the home holds no swarm."""
     run = read_run(home)
     figures = write_summary(run)
     try:
@@ -85,7 +84,6 @@ def page(run: Run, figures: RunFigures, groups: Sequence[ExampleGroup]) -> str:
         examples=[*before_and_after(run)],
         by_task=per_task(figures),
         groups=[(group, *_answers(group)) for group in groups],
-        further=further(run),
         made_by="sapo report",
     )
 
@@ -94,9 +92,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     config = run.config
     if run.course is not None:
         seconds = (run.course.ended - run.course.begun).total_seconds()
-        hours, rest = divmod(round(seconds), 3600)
         yield "rounds made", f"{run.course.begun:%Y-%m-%d %H:%M} to {run.course.ended:%Y-%m-%d %H:%M} UTC"
-        yield "duration", f"{hours}:{rest // 60:02}:{rest % 60:02} h"
+        yield "duration", duration(seconds)
         made_on = run.course.environment
         facts = [f"{name} {made_on[name]}" for name in ("device", "threads", "torch") if name in made_on]
         yield "machine", ", ".join([str(made_on.get("processor", "")), *facts])
@@ -160,7 +157,7 @@ def opening(run: Run) -> Iterator[Figure]:
     for trait in dict.fromkeys(
         trait for node in run.curves for trait in run.config.for_node(node).track.traits
     ):
-        yield chart(
+        yield _chart(
             run,
             f"trait/{trait}",
             f"Answers with trait {trait} (trait/{trait})",
@@ -196,17 +193,16 @@ def course(run: Run) -> tuple[str, str, list[tuple[str, str, bool]]] | None:
 def charts(run: Run) -> Iterator[Figure]:
     """All charts but the opening ones: rewards, greedy exams, and what else the nodes measured."""
     for series in REWARDS:
-        yield chart(run, *series)
+        yield _chart(run, *series)
     yield exam_chart(run, "greedy")
     for series in MORE:
         if any(run.curve(node, series[0]) for node in run.curves):
-            yield chart(run, *series)
+            yield _chart(run, *series)
     if judged := curves(run.home.verdicts):
         yield judge_chart(run, judged)
 
 
-def chart(run: Run, series: str, title: str, note: str) -> Figure:
-    """One metric of all nodes, with what it means."""
+def _chart(run: Run, series: str, title: str, note: str) -> Figure:
     lines = {node: run.curve(node, series) for node in run.curves}
     window = max(1, max((len(line) for line in lines.values()), default=0) // 20)
     bands = {node: spread([*lines.values()], window) for node in [*lines][:1] if len(lines) > 2}
@@ -289,17 +285,6 @@ def per_task(figures: RunFigures) -> Table:
         cells = [node.pass_at_1.per_task.get(task, Shift()) for node in nodes.values()]
         rows.append((task, *(percent(side) for cell in cells for side in (cell.start, cell.end))))
     return Table(("task", *(f"{node} {side}" for node in nodes for side in ("start", "end"))), rows)
-
-
-def further(run: Run) -> Table:
-    """Commands that answer what this page can't."""
-    first, home = next(iter(run.curves), "n0"), run.home.root
-    commands = (
-        (f"sapo lineage {first} --home '{home}'", f"a page about who taught {first} what"),
-        ("sapo experiment GRID", "whether sharing helps: arms with and without it, over several seeds"),
-        (f"sapo rollouts --home '{home}'", "every completion and its score"),
-    )
-    return Table(("command", "shows"), commands, code=True)
 
 
 def _answers(group: ExampleGroup) -> tuple[list[tuple[str, str, bool]], str]:

@@ -98,9 +98,7 @@ def stacked_bars(
     marks: Mapping[str, Sequence[float]],
 ) -> str:
     """Bars from `edges[i]` to `edges[i + 1]`, each series' i-th value on those before, as an `<svg>` element.
-
-    `marks` are places on the x axis by what they mean; each meaning has a row of ticks under the top.
-    """
+    `marks` are places on the x axis by what they mean; each meaning has a row of ticks under the top."""
     parts = opening(title, WIDTH, HEIGHT)
     heights = [sum(values) for values in zip(*series.values(), strict=True)]
     if not any(heights):
