@@ -110,20 +110,25 @@ class Gain(Figures):
     high: Difference | None = None
 
 
-@final
-class Sweep(Figures):
-    """evaluation.json: the full evaluation of a swarm's nodes and of the policies they began with."""
+class HeldOut(Figures):
+    """What the full evaluation says of the swarm."""
 
     questions: Number | None = None
     effective: Amount | None = None
     samples: Number | None = None
+    gain: Gain | None = None
+    gain_greedy: Gain | None = None
+
+
+@final
+class Sweep(HeldOut):
+    """evaluation.json: the full evaluation of a swarm's nodes and of the policies they began with."""
+
     examples: tuple[tuple[str, str], ...] = ()
     """Data set and text of the questions whose answers are kept."""
     starter: Exam | None = None
     baselines: Mapping[str, Exam] = {}
     nodes: Mapping[str, NodeExam]
-    gain: Gain | None = None
-    gain_greedy: Gain | None = None
 
     def start(self, node: str, model: str) -> Exam | None:
         """What the policy did that a node began with; `model` stands in for a node that was not asked."""
@@ -193,16 +198,6 @@ class NodeFigures(Figures):
     """Rounds in which an answer entered the update."""
     alarm: str = ""
     """Why its newest rounds taught it nothing; empty where they did."""
-
-
-class HeldOut(Figures):
-    """What the full evaluation says of the swarm."""
-
-    questions: Number | None = None
-    effective: Amount | None = None
-    samples: Number | None = None
-    gain: Gain | None = None
-    gain_greedy: Gain | None = None
 
 
 class RunFigures(Figures):
