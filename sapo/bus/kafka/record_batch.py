@@ -14,7 +14,7 @@ import lz4.frame
 import zstandard
 from pydantic import ValidationError
 
-from sapo.bus.base import MAX_RECORD
+from sapo.bus.base import MAX_RECORD, Found
 from sapo.core.types import Received, SignedGroup
 
 MAX_UNPACKED = MAX_RECORD
@@ -35,23 +35,6 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 """First offset, length, epoch, magic, CRC, attributes, last offset's distance, first and last time stamp,
 producer id, epoch and sequence, number of records."""
 MAGIC, MAGIC_AT = 2, 16
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What stands at `offset`, of `size` bytes: a signed group, or nothing that is one.
-
-    `end` is the offset after it; a batch that cannot be read is passed over whole.
-    """
-
-    offset: int
-    end: int
-    size: int
-    received: Received | None
-    raw: bytes = b""
-    """The record's value or, of a batch that cannot be read, all of it as it came."""
-    count: int = 1
-    """How many records it is said to be."""
 
 
 @dataclass(frozen=True, slots=True)
