@@ -72,10 +72,8 @@ class Poll:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What stands at `offset`, of `size` bytes: a signed group, or nothing that is one.
-
-    `end` is the offset after it; a batch that cannot be read is passed over whole.
-    """
+    """What stands at `offset`, of `size` bytes: a signed group, or nothing that is one. `end` is the offset
+    after it; a batch that cannot be read is passed over whole."""
 
     offset: int
     end: int
@@ -122,10 +120,8 @@ class Reading:
         return self._positions[partition]
 
     def add(self, partition: str, found: Found) -> bool:
-        """Take what was found; False when the limits are reached.
-
-        The first record of a poll is taken whatever its size, or a large one would block its partition.
-        """
+        """Take what was found; False when the limits are reached. The first record of a poll is taken
+        whatever its size, or a large one would block its partition."""
         received, size = found.received, found.size
         author = "" if received is None else received.signed.key
         taken = len(self._received) + len(self._malformed)

@@ -25,9 +25,7 @@ class Listener:
 
     def poll(self, positions: Positions, limits: Limits, rng: random.Random) -> Poll:
         """What the bus gives from `positions` on; they must be those of the last poll until one succeeds.
-
-        Raises `Unavailable` when the bus is away or takes too long, and whatever else its `poll` raises.
-        """
+        Raises `Unavailable` when the bus is away or takes too long, and whatever else its `poll` raises."""
         if self._reading is None:
             self._reading = begun("listen", lambda: self._bus.poll(positions, limits, rng))
         reading = self._reading

@@ -154,10 +154,8 @@ class SqliteBus:
                 raise Unavailable(f"the bus {self._path} cannot be used: {error}") from error
 
     def _state(self, db: sqlite3.Connection) -> tuple[str, int, float]:
-        """The partition's name, the offset after its last record, and that one's time stamp.
-
-        Raises `Unavailable` if another program wrote what this release never does.
-        """
+        """The partition's name, the offset after its last record, and that one's time stamp. Raises
+        `Unavailable` if another program wrote what this release never does."""
         if [f"{sql};" for (sql,) in db.execute(MADE)] != CREATE.strip().split("\n\n"):
             raise Unavailable(f"the bus {self._path} is damaged: it holds other tables, views or triggers")
         rows = db.execute("SELECT partition, next, stamp FROM bus LIMIT 2").fetchall()

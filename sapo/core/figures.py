@@ -39,9 +39,7 @@ class TaskScore(Figures):
 
 class Score(Figures):
     """What a policy did on held-out questions; `interval` is half of the 95 % interval of `pass_at_1`.
-
-    `effective` is the effective number of questions, which is smaller where some were drawn again.
-    """
+    `effective` is the effective number of questions, which is smaller where some were drawn again."""
 
     questions: Number | None = None
     effective: Amount | None = None
@@ -211,9 +209,7 @@ class RunFigures(Figures):
 
     def series(self) -> dict[str, list[tuple[int, float]]]:
         """The whole swarm's figures for MLflow, as (round, value) by name; none of what was not measured.
-
-        Held-out shares are means over nodes, before the first round and after the last.
-        """
+        Held-out shares are means over nodes, before the first round and after the last."""
         last = max((node.rounds for node in self.nodes.values()), default=0)
         found: dict[str, list[tuple[int, float]]] = {}
         for name in SCORES:

@@ -71,10 +71,8 @@ def _own_groups(path: Path) -> dict[str, str]:
 
 
 def _chain(mount: Path, group: str) -> list[Path]:
-    """The folder of a group, and of every group round it, whose limits hold for it as well.
-
-    In a container the mount may begin at a group inside the path: then only the end of the path is there.
-    """
+    """The folder of a group, and of every group round it, whose limits hold for it as well. In a container
+    the mount may begin at a group inside the path: then only the end of the path is there."""
     parts = [part for part in group.split("/") if part not in ("", "..")]
     for skipped in range(len(parts) + 1):
         folder = mount.joinpath(*parts[skipped:])

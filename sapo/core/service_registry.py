@@ -75,10 +75,8 @@ class Services:
 
 
 def answers(service: Service, timeout: float = 2.0) -> bool:
-    """Whether the server is healthy now; a tracking address that is no web server always is.
-
-    What speaks no HTTP, or has an address that is none, does not answer.
-    """
+    """Whether the server is healthy now; a tracking address that is no web server always is. What speaks no
+    HTTP, or has an address that is none, does not answer."""
     if not service.url.startswith(("http://", "https://")):
         return True
     try:

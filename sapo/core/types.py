@@ -192,10 +192,8 @@ class Outcome(Record):
 
 
 class Completion(Record):
-    """One answer of one policy. Text is the contract; ids and log-probabilities are an optimisation.
-
-    In a group of a newer schema version it may have further fields, which are kept (`model_extra`).
-    """
+    """One answer of one policy. Text is the contract; ids and log-probabilities are an optimisation. In a
+    group of a newer schema version it may have further fields, which are kept (`model_extra`)."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -330,11 +328,8 @@ class Received(Record):
 
 
 class Sample(Record):
-    """One completion of a batch, in the learner's own vocabulary.
-
-    `token_ids` is prompt plus completion; `loss_mask[i]` is 1 where `token_ids[i]` is trained. Masks come
-    from lengths, never from ids.
-    """
+    """One completion of a batch, in the learner's own vocabulary. `token_ids` is prompt plus completion;
+    `loss_mask[i]` is 1 where `token_ids[i]` is trained. Masks come from lengths, never from ids."""
 
     k: Count
     token_ids: tuple[Count, ...]

@@ -67,10 +67,8 @@ class KafkaBus:
         self._closed = False
 
     def publish(self, groups: Sequence[SignedGroup]) -> None:
-        """Append groups durably: returns once every replica in sync has them.
-
-        Raises `Unavailable` after some 10 s at most, `UserError` for a group the topic is too narrow for.
-        """
+        """Append groups durably: returns once every replica in sync has them. Raises `Unavailable` after some
+        10 s at most, `UserError` for a group the topic is too narrow for."""
         if not groups:
             return
         with self._write_lock, self._errors():
@@ -87,10 +85,8 @@ class KafkaBus:
             return self._poll(positions, limits, rng)
 
     def end_positions(self) -> Positions:
-        """The offset after the last record of every partition.
-
-        Raises `Unavailable` if one of them cannot be asked.
-        """
+        """The offset after the last record of every partition. Raises `Unavailable` if one of them cannot be
+        asked."""
         with self._read_lock, self._errors(), self._afresh():
             self._reader.doubt()  # an archiver must not take a new topic's ends for an old one's
             layout, ends = self._ends()
@@ -163,10 +159,8 @@ class KafkaBus:
         return self._clock() - since < GRACE_S
 
     def _ends(self) -> tuple[Layout, Ends]:
-        """First and last offsets of all partitions whose leader answers, one exchange per leader.
-
-        What a leader does not know for sure, such as the end just after an election, it does not tell.
-        """
+        """First and last offsets of all partitions whose leader answers, one exchange per leader. What a
+        leader does not know for sure, such as the end just after an election, it does not tell."""
         layout, ends = self._reader.layout(), Ends()
         todo = set(layout.places)
         for attempt in range(2):

@@ -63,10 +63,8 @@ def trusted(section: Section) -> ssl.SSLContext:
 
 
 class Connection:
-    """A connection to one broker for one thread at a time; `abort` may come from another.
-
-    `stall_s` bounds how long a silent broker is waited for. Raises `Broken`, and is closed by it.
-    """
+    """A connection to one broker for one thread at a time; `abort` may come from another. `stall_s` bounds
+    how long a silent broker is waited for. Raises `Broken`, and is closed by it."""
 
     def __init__(self, host: str, port: int, section: Section, *, stall_s: float) -> None:
         self.server, self.stall_s = f"{host}:{port}", stall_s
@@ -96,10 +94,8 @@ class Connection:
         return self.receive()
 
     def send(self, request: Any, max_version: int | None = None, wait_s: float | None = None) -> None:
-        """Send a request whose answer `receive` returns later.
-
-        Raises `Throttled` when the broker asked for more silence than `wait_s` (`stall_s` when not given).
-        """
+        """Send a request whose answer `receive` returns later. Raises `Throttled` when the broker asked for
+        more silence than `wait_s` (`stall_s` when not given)."""
         pause = self._quiet_until - time.monotonic()
         if pause > (self.stall_s if wait_s is None else wait_s):
             raise Throttled(f"{self.server} throttles this client for {pause:.1f} s")

@@ -1,7 +1,5 @@
 """Where a topic is in a Kafka cluster: which partitions it has, who leads them, and connections there.
-
-Brokers that failed rest here (`Link.rest`), and rounds are spared a slow bus by `sapo.bus.poller`.
-"""
+Brokers that failed rest here (`Link.rest`), and rounds are spared a slow bus by `sapo.bus.poller`."""
 
 import base64
 import time

@@ -111,10 +111,8 @@ def _place(record: bytes) -> tuple[int, int]:
 
 
 def _received(record: bytes, at: int, position: str, timestamp: float) -> tuple[Received | None, bytes]:
-    """The signed group that a record holds from its key on, if it is one, and the record's value.
-
-    Raises `Unreadable` and `IndexError`.
-    """
+    """The signed group that a record holds from its key on, if it is one, and the record's value. Raises
+    `Unreadable` and `IndexError`."""
     key, at = _bytes(record, at)
     payload, at = _bytes(record, at)
     count, at = _number(record, at)
@@ -152,10 +150,8 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    """The bytes at a place, their number before them, and the place after. What is null is empty.
-
-    Raises `Unreadable` and `IndexError`.
-    """
+    """The bytes at a place, their number before them, and the place after. What is null is empty. Raises
+    `Unreadable` and `IndexError`."""
     size, at = _number(data, at)
     if size > len(data) - at:
         raise Unreadable(f"{size} bytes, where {len(data) - at} are left")

@@ -27,11 +27,8 @@ MAX_MODULES = 64
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a site takes of a manifest's advice.
-
-    `preset` is None without one; `settings` are nested as in a config file; `passed_over` are sentences
-    about what was not taken.
-    """
+    """What a site takes of a manifest's advice. `preset` is None without one; `settings` are nested as in a
+    config file; `passed_over` are sentences about what was not taken."""
 
     preset: str | None
     settings: Mapping[str, Any]

@@ -116,10 +116,8 @@ class Home:
 
     @classmethod
     def at(cls, path: Path | str | None, swarm: str) -> "Home":
-        """`path`, else `$SAPO_HOME`, else `./runs/<swarm>`; always absolute.
-
-        Raises `UserError` for a path that a library cannot read back as it is.
-        """
+        """`path`, else `$SAPO_HOME`, else `./runs/<swarm>`; always absolute. Raises `UserError` for a path
+        that a library cannot read back as it is."""
         chosen = path or os.environ.get("SAPO_HOME") or Path("runs") / swarm
         root = Path(chosen).expanduser().absolute()
         refuse_unreadable(root, "--home", str(chosen))
@@ -163,10 +161,8 @@ class Home:
             raise UserError(option, name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
 
     def choose_nodes(self, config: Config, names: Sequence[str] | None) -> list[str]:
-        """The nodes that were named, else all that have begun here.
-
-        Raises `UserError` for one that is unknown or lives elsewhere, and where none has begun.
-        """
+        """The nodes that were named, else all that have begun here. Raises `UserError` for one that is
+        unknown or lives elsewhere, and where none has begun."""
         if config.member is not None:
             problem = "the nodes here only answer: they have no model"
             raise UserError("member.type", config.member.type, problem, "name the home of a site that learns")
@@ -180,9 +176,7 @@ class Home:
 
     def prepare(self, config: Config, manifest: Manifest) -> None:
         """Create the home, or check that it belongs to this swarm and site. Raises `UserError` where not.
-
-        Members that the manifest has and the home's has not, or no longer, are written into the home's.
-        """
+        Members that the manifest has and the home's has not, or no longer, are written into the home's."""
         if self.manifest.exists():
             self.check(manifest)
             self.check_site(config)
@@ -227,10 +221,8 @@ class Home:
             raise self._wrong(problem, "choose another folder or swarm.site")
 
     def _check_policies(self, config: Config) -> None:
-        """Raise `UserError` where a node that has begun would go on with another model.
-
-        Its checkpoints hold that model's weights, or only an adapter's; the base is then the config's.
-        """
+        """Raise `UserError` where a node that has begun would go on with another model. Its checkpoints hold
+        that model's weights, or only an adapter's; the base is then the config's."""
         before = self.load_config() if self.config.exists() else config
         for name in sorted({*self.node_names()} & {*before.nodes} & {*config.nodes}):
             begun = any(self.checkpoints(name).glob("round-*"))
@@ -310,10 +302,8 @@ def refuse_unreadable(folder: Path, option: str, value: str) -> None:
 
 
 def refuse_unwritable(folder: Path, option: str, value: str) -> None:
-    """Raise `UserError` on `option` = `value` unless files can be made in a folder, or where it will be.
-
-    A file is made and removed at once: permissions alone do not show a read-only file system.
-    """
+    """Raise `UserError` on `option` = `value` unless files can be made in a folder, or where it will be. A
+    file is made and removed at once: permissions alone do not show a read-only file system."""
     place = folder
     while not os.path.exists(place):  # unlike Path.exists, it takes what is too long for a name
         place = place.parent

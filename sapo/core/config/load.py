@@ -1,7 +1,5 @@
 """Settings: TOML presets and files, environment and flags, merged in that order and checked as one.
-
-Importable without torch, transformers, prefect or mlflow.
-"""
+Importable without torch, transformers, prefect or mlflow."""
 
 import difflib
 import json
@@ -178,10 +176,8 @@ class Config(Section):
         return list(seen.values())
 
     def policy(self) -> dict[str, Any]:
-        """Settings that decide which model a node trains, and under which prompt where one is set.
-
-        None of it can change once the node has begun.
-        """
+        """Settings that decide which model a node trains, and under which prompt where one is set. None of it
+        can change once the node has begun."""
         own = self.model_dump(mode="json", include={"model", "dtype", "lora", "starter", "prompt"})
         return own | {"starter": own["starter"] if self.model.startswith("starter") else None}
 
@@ -210,9 +206,7 @@ def presets() -> list[str]:
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` laid on `base`, tables key by key, the rest replaced; a bus of another type starts afresh.
-
-    `track.traits` is replaced as a whole, or a printed config would gain those of the preset it lies over.
-    """
+    `track.traits` is replaced as a whole, or a printed config would gain those of the preset it lies over."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
@@ -445,9 +439,7 @@ def setting_keys(model: type[Section] = Config, prefix: str = "") -> list[str]:
 
 def _meant(parts: Sequence[str], known: Sequence[str]) -> list[str]:
     """Which settings an unknown key may stand for: those of the same last name, else the one most like it.
-
-    `known` are the keys that its section has.
-    """
+    `known` are the keys that its section has."""
     given, (*section, leaf) = ".".join(parts), parts
     # what the starter is made with comes last: few settings are meant for it
     every = sorted(setting_keys(), key=lambda key: key.startswith("starter."))
