@@ -45,17 +45,13 @@ def taken(grid: Grid, folder: Path) -> Iterator[None]:
         problem = "is not empty and holds no experiment"
     if problem:
         raise UserError("--home", str(folder), problem, "choose another folder")
-    lock = NodeLock(folder)
-    try:
-        lock.acquire()
-    except UserError as error:
-        remedy = "let it end, or choose another folder"
-        raise UserError("--home", str(folder), error.problem, remedy) from None
-    try:
+
+    def refusal(problem: str) -> UserError:
+        return UserError("--home", str(folder), problem, "let it end, or choose another folder")
+
+    with NodeLock(folder, refusal):
         write_atomically(known, grid.model_dump_json(by_alias=True, indent=1) + "\n")
         yield
-    finally:
-        lock.release()
 
 
 def conduct(

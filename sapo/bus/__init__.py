@@ -51,9 +51,7 @@ def topic_of(config: Config) -> str:
 
 def check_buses(config: Config) -> "list[BusFacts]":
     """Look at every Kafka bus that nodes and archive of `config` use, each once; none where it uses none.
-
-    Raises `UserError` for the first that cannot be used, within some 10 seconds.
-    """
+    Raises `UserError` for the first that cannot be used, within some 10 seconds."""
     configs = [config, *(config.for_node(name) for name in config.nodes)]
     found: dict[KafkaBusConfig, tuple[str, bool]] = {}
     for number, one in enumerate(configs):

@@ -70,6 +70,21 @@ class Poll:
     """Records passed over because their authors had their share of the poll's bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What stands at `offset`, of `size` bytes: a signed group, or nothing that is one. `end` is the offset
+    after it; a batch that cannot be read is passed over whole."""
+
+    offset: int
+    end: int
+    size: int
+    received: Received | None
+    raw: bytes | None = None
+    """The record's value or, of a batch that cannot be read, all of it; None where it was not even read."""
+    count: int = 1
+    """How many records it is said to be."""
+
+
 class Reading:
     """One poll as it grows: keeps to its limits, notes gaps and where to go on."""
 
@@ -93,11 +108,9 @@ class Reading:
         would then be given out a second time.
         """
         if saved is not None and saved > end:
+            problem = f"the saved position lies behind the bus's end at {end}, so the bus lost records"
             raise UserError(
-                "bus",
-                f"{partition}:{saved}",
-                f"the saved position lies behind the bus's end at {end}, so the bus lost records",
-                "restore the newer bus, or start a new one",
+                "bus", f"{partition}:{saved}", problem, "restore the newer bus, or start a new one"
             )
         start = first if saved is None else saved
         if self._limits.tail is not None:
@@ -106,23 +119,10 @@ class Reading:
         self._skip_to(partition, first)
         return self._positions[partition]
 
-    def add(
-        self,
-        partition: str,
-        offset: int,
-        size: int,
-        received: Received | None,
-        end: int | None = None,
-        *,
-        raw: bytes | None = None,
-        count: int = 1,
-    ) -> bool:
-        """Take the record at `offset` of `size` bytes (None: malformed); False when the limits are reached.
-
-        The first record of a poll is taken whatever its size, or a large one would block its partition.
-        `end` is the offset to go on from where that is not the next: an unreadable batch spans many. `raw` is
-        what is malformed, no longer than `size`, and `count` how many records that is.
-        """
+    def add(self, partition: str, found: Found) -> bool:
+        """Take what was found; False when the limits are reached. The first record of a poll is taken
+        whatever its size, or a large one would block its partition."""
+        received, size = found.received, found.size
         author = "" if received is None else received.signed.key
         taken = len(self._received) + len(self._malformed)
         over = taken > 0 and not self._byte_shares.fits(author, size)
@@ -133,9 +133,8 @@ class Reading:
         full = full or (over and self._passed_bytes + size > PASSED * self._limits.max_bytes)
         if full or self._counted >= self._limits.max_groups:
             return False
-        self._skip_to(partition, offset)
-        end = offset + 1 if end is None else end
-        self._positions[partition] = end
+        self._skip_to(partition, found.offset)
+        self._positions[partition] = found.end
         if over:
             self._passed, self._passed_bytes = self._passed + 1, self._passed_bytes + size
             return True
@@ -144,9 +143,10 @@ class Reading:
         if received is not None and author:
             self._taken.setdefault(author, []).append((received.signed, size))
         if received is None:
-            kept = None if raw is None else raw[:MAX_KEPT_BYTES]
-            size = 0 if raw is None else len(raw)
-            self._malformed.append(Malformed(f"{partition}:{offset}", end, kept, size, count))
+            kept = None if found.raw is None else found.raw[:MAX_KEPT_BYTES]
+            size = 0 if found.raw is None else len(found.raw)
+            place = f"{partition}:{found.offset}"
+            self._malformed.append(Malformed(place, found.end, kept, size, found.count))
         else:
             self._received.append(received)
         self._counted += self._group_shares.take(author)

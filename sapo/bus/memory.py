@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from sapo.bus.base import Limits, Poll, Positions, Reading
+from sapo.bus.base import Found, Limits, Poll, Positions, Reading
 from sapo.core.errors import Unavailable
 from sapo.core.types import Received, SignedGroup
 
@@ -43,7 +43,8 @@ class MemoryBus:
                 start = reading.start(partition, positions.get(partition), first, self._end(partition))
                 for offset in range(start, self._end(partition)):
                     received = self._logs[partition][offset - first]
-                    if not reading.add(partition, offset, len(received.signed.payload), received):
+                    size = len(received.signed.payload)
+                    if not reading.add(partition, Found(offset, offset + 1, size, received)):
                         break
         return reading.poll()
 

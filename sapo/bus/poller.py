@@ -1,12 +1,10 @@
 """Reading the bus beside the round: a bus that hangs leaves the node in silo, and holds up nothing."""
 
-import queue
 import random
-import threading
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 from sapo.bus.base import Bus, Limits, Poll, Positions
+from sapo.core.beside import begun
 from sapo.core.errors import Unavailable
 
 PATIENCE_S = 2.0
@@ -16,24 +14,20 @@ AWAY_PATIENCE_S = 0.05
 
 
 class Listener:
-    """Polls a bus in a thread of its own, one poll at a time; for use by one thread."""
+    """Polls a bus beside its user, one poll at a time; for use by one thread."""
 
     def __init__(
         self, bus: Bus, *, patience_s: float = PATIENCE_S, away_patience_s: float = AWAY_PATIENCE_S
     ) -> None:
         self._bus, self._patience, self._away_patience = bus, patience_s, away_patience_s
-        self._jobs: queue.SimpleQueue[tuple[Future[Poll], Callable[[], Poll]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._reading: Future[Poll] | None = None
         self._away = False
 
     def poll(self, positions: Positions, limits: Limits, rng: random.Random) -> Poll:
         """What the bus gives from `positions` on; they must be those of the last poll until one succeeds.
-
-        Raises `Unavailable` when the bus is away or takes too long, and whatever else its `poll` raises.
-        """
+        Raises `Unavailable` when the bus is away or takes too long, and whatever else its `poll` raises."""
         if self._reading is None:
-            self._reading = self._read(lambda: self._bus.poll(positions, limits, rng))
+            self._reading = begun("listen", lambda: self._bus.poll(positions, limits, rng))
         reading = self._reading
         if not wait([reading], self._away_patience if self._away else self._patience).done:
             self._away = True
@@ -41,23 +35,3 @@ class Listener:
         self._reading = None
         self._away = isinstance(reading.exception(), Unavailable)
         return reading.result()
-
-    def close(self) -> None:
-        """Let the thread end after the poll in hand. Closing twice is harmless."""
-        self._jobs.put(None)
-
-    def _read(self, poll: Callable[[], Poll]) -> Future[Poll]:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="listen", daemon=True)
-            self._thread.start()
-        future: Future[Poll] = Future()
-        self._jobs.put((future, poll))
-        return future
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            future, poll = job
-            try:
-                future.set_result(poll())
-            except BaseException as error:
-                future.set_exception(error)

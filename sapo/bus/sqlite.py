@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from sapo.bus.base import MAX_RECORD, Limits, Poll, Positions, Reading
+from sapo.bus.base import MAX_RECORD, Found, Limits, Poll, Positions, Reading
 from sapo.core.atomic_file import whole_file
 from sapo.core.creation_marker import CreationMarker
 from sapo.core.errors import Unavailable, UserError
@@ -107,7 +107,8 @@ class SqliteBus:
                     whole = isinstance(size, int) and size <= MAX_RECORD
                     received, raw = self._received(db, partition, offset) if whole else (None, None)
                     # what is passed over unread takes nothing of what may be read
-                    if not reading.add(partition, offset, size if whole else 0, received, raw=raw):
+                    found = Found(offset, offset + 1, size if whole else 0, received, raw)
+                    if not reading.add(partition, found):
                         break
                 else:
                     reading.finish(partition, end)
@@ -153,10 +154,8 @@ class SqliteBus:
                 raise Unavailable(f"the bus {self._path} cannot be used: {error}") from error
 
     def _state(self, db: sqlite3.Connection) -> tuple[str, int, float]:
-        """The partition's name, the offset after its last record, and that one's time stamp.
-
-        Raises `Unavailable` if another program wrote what this release never does.
-        """
+        """The partition's name, the offset after its last record, and that one's time stamp. Raises
+        `Unavailable` if another program wrote what this release never does."""
         if [f"{sql};" for (sql,) in db.execute(MADE)] != CREATE.strip().split("\n\n"):
             raise Unavailable(f"the bus {self._path} is damaged: it holds other tables, views or triggers")
         rows = db.execute("SELECT partition, next, stamp FROM bus LIMIT 2").fetchall()
@@ -243,12 +242,9 @@ def _check(path: Path, db: sqlite3.Connection) -> None:
     if application != APPLICATION_ID:
         raise UserError("bus.path", str(path), "is not a sapo bus", "name another file, or none")
     if schema != SCHEMA:
-        raise UserError(
-            "bus.path",
-            str(path),
-            f"was written with schema version {schema}, this is {SCHEMA}",
-            "name another file, or use the sapo release that made it",
-        )
+        problem = f"was written with schema version {schema}, this is {SCHEMA}"
+        remedy = "name another file, or use the sapo release that made it"
+        raise UserError("bus.path", str(path), problem, remedy)
 
 
 def _create(path: Path) -> None:

@@ -27,10 +27,8 @@ def whole_file(path: Path, *, mode: int = 0o666, synced: bool = True) -> Iterato
 
 
 def write_first(path: Path, data: bytes) -> bool:
-    """Write a new file of mode 600 if there is none; returns whether this was the first to write it.
-
-    What is there already is never touched.
-    """
+    """Write a new file of mode 600 if there is none; returns whether this was the first to write it. What is
+    there already is never touched."""
     with _beside(path, 0o600) as temporary:
         temporary.write_bytes(data)
         sync_file(temporary)

@@ -41,10 +41,8 @@ class Started(ABC):
         """The exit code of a process that has ended, whose pid is free from then on; None while it runs."""
 
     def poll(self) -> int | None:
-        """The exit code (minus the signal's number after a signal), or None while it runs.
-
-        What it started and left behind is ended.
-        """
+        """The exit code (minus the signal's number after a signal), or None while it runs. What it started
+        and left behind is ended."""
         with self._lock:
             if self._code is None:
                 self._code = self.collected()
@@ -101,10 +99,8 @@ class Child(Started):
         env: Mapping[str, str],
         descriptors: Sequence[int] = (),
     ) -> Self:
-        """Run `python -P ARGUMENTS...` with the environment `env`, appending its output to `log`.
-
-        It imports nothing from its current folder (`-P`) and inherits the open file `descriptors`.
-        """
+        """Run `python -P ARGUMENTS...` with the environment `env`, appending its output to `log`. It imports
+        nothing from its current folder (`-P`) and inherits the open file `descriptors`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         reader, writer = os.pipe()
         try:
@@ -150,9 +146,7 @@ def stop_all(children: Sequence[Started], grace: float) -> list[str]:
 
 def watch_parent(grace: float = ORPHAN_GRACE_S) -> bool:
     """In a child: end when the parent does: by SIGTERM, then after `grace` seconds with all it started.
-
-    Returns whether there is a lifeline to watch; a process started by hand has none.
-    """
+    Returns whether there is a lifeline to watch; a process started by hand has none."""
     text = os.environ.pop(LIFELINE, None)
     if text is None:
         return False
@@ -178,10 +172,8 @@ def _watch(lifeline: int, grace: float) -> None:
 
 @contextlib.contextmanager
 def stopping_on_signals(stop: threading.Event, again: Callable[[], None] | None = None) -> Iterator[None]:
-    """While the block runs, the first SIGINT or SIGTERM sets `stop`, and each later one calls `again`.
-
-    Only the main thread can receive signals; in any other this changes nothing.
-    """
+    """While the block runs, the first SIGINT or SIGTERM sets `stop`, and each later one calls `again`. Only
+    the main thread can receive signals; in any other this changes nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -10,26 +10,18 @@ from sapo.core.errors import UserError
 
 
 class NodeLock:
-    """Holds a node's directory from `acquire` to `release`, or while a `with` block runs.
+    """Holds a node's directory, which is made if need be, while a `with` block runs.
 
-    Acquiring raises `UserError` naming the pid of the process that has it; `refusal` makes another of what is
+    Entering raises `UserError` naming the pid of the process that has it; `refusal` makes another of what is
     wrong. The lock file stays: deleting it would let two processes hold locks on two files of the same name.
     """
 
     def __init__(self, directory: Path | str, refusal: Callable[[str], UserError] | None = None) -> None:
         self._directory = Path(directory)
         self._refusal = refusal or self._in_use
-        self._descriptor: int | None = None
+        self._descriptor = -1
 
     def __enter__(self) -> Self:
-        self.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def acquire(self) -> None:
-        """Take the directory, creating it if need be. Raises `UserError` when another process has it."""
         self._directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -41,13 +33,11 @@ class NodeLock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
+        return self
 
-    def release(self) -> None:
-        """Let the directory go. Releasing twice is harmless."""
-        if self._descriptor is not None:
-            os.ftruncate(self._descriptor, 0)
-            os.close(self._descriptor)
-            self._descriptor = None
+    def __exit__(self, *_: object) -> None:
+        os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
 
     def _in_use(self, problem: str) -> UserError:
         remedy = "stop it first with `sapo stop`, or name another folder"

@@ -28,9 +28,7 @@ def answers_of_rounds(config: Config) -> int:
 
 def answers_to_each(config: Config, nodes: int) -> int:
     """Answers to one question of the exam, by so many nodes that are alike and the policy they start from.
-
-    Earlier versions are asked too, sampled only.
-    """
+    Earlier versions are asked too, sampled only."""
     samples = config.eval.samples
     versions = min(VERSIONS, max(0, config.swarm.rounds - 1) // config.track.register_every)
     return (nodes + 1) * (samples + 1) + nodes * versions * samples

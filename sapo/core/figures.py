@@ -39,9 +39,7 @@ class TaskScore(Figures):
 
 class Score(Figures):
     """What a policy did on held-out questions; `interval` is half of the 95 % interval of `pass_at_1`.
-
-    `effective` is the effective number of questions, which is smaller where some were drawn again.
-    """
+    `effective` is the effective number of questions, which is smaller where some were drawn again."""
 
     questions: Number | None = None
     effective: Amount | None = None
@@ -110,20 +108,25 @@ class Gain(Figures):
     high: Difference | None = None
 
 
-@final
-class Sweep(Figures):
-    """evaluation.json: the full evaluation of a swarm's nodes and of the policies they began with."""
+class HeldOut(Figures):
+    """What the full evaluation says of the swarm."""
 
     questions: Number | None = None
     effective: Amount | None = None
     samples: Number | None = None
+    gain: Gain | None = None
+    gain_greedy: Gain | None = None
+
+
+@final
+class Sweep(HeldOut):
+    """evaluation.json: the full evaluation of a swarm's nodes and of the policies they began with."""
+
     examples: tuple[tuple[str, str], ...] = ()
     """Data set and text of the questions whose answers are kept."""
     starter: Exam | None = None
     baselines: Mapping[str, Exam] = {}
     nodes: Mapping[str, NodeExam]
-    gain: Gain | None = None
-    gain_greedy: Gain | None = None
 
     def start(self, node: str, model: str) -> Exam | None:
         """What the policy did that a node began with; `model` stands in for a node that was not asked."""
@@ -195,16 +198,6 @@ class NodeFigures(Figures):
     """Why its newest rounds taught it nothing; empty where they did."""
 
 
-class HeldOut(Figures):
-    """What the full evaluation says of the swarm."""
-
-    questions: Number | None = None
-    effective: Amount | None = None
-    samples: Number | None = None
-    gain: Gain | None = None
-    gain_greedy: Gain | None = None
-
-
 class RunFigures(Figures):
     """summary.json: what a swarm came to."""
 
@@ -216,9 +209,7 @@ class RunFigures(Figures):
 
     def series(self) -> dict[str, list[tuple[int, float]]]:
         """The whole swarm's figures for MLflow, as (round, value) by name; none of what was not measured.
-
-        Held-out shares are means over nodes, before the first round and after the last.
-        """
+        Held-out shares are means over nodes, before the first round and after the last."""
         last = max((node.rounds for node in self.nodes.values()), default=0)
         found: dict[str, list[tuple[int, float]]] = {}
         for name in SCORES:

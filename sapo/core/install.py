@@ -11,10 +11,8 @@ ROOT = Path(__file__).absolute().parents[2]
 
 
 def install_command(extra: str | None = None) -> str:
-    """The command that installs this package with an extra, `None` for what it always needs.
-
-    In a checkout it is what `make setup` does, to be typed anywhere.
-    """
+    """The command that installs this package with an extra, `None` for what it always needs. In a checkout it
+    is what `make setup` does, to be typed anywhere."""
     name = f"[{extra}]" if extra else ""
     if not (ROOT / "pyproject.toml").exists():
         return _installing(f"sapo-swarm{name}", place=Path.cwd())

@@ -29,28 +29,11 @@ class Usable:
         return max(1, int(self.cores))
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the control groups of a process allow; all of them hold."""
-
-    cores: tuple[float, ...]
-    memory: tuple[int, ...]
-    free: tuple[int, ...]
-
-
 def usable(root: Path = ROOT) -> Usable:
     """What this process may use: by its threads' affinity, and by the control groups shown below `root`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    memory, limits = psutil.virtual_memory(), group_limits(root)
-    return Usable(
-        cores=min([float(cores), *limits.cores]),
-        memory=min([memory.total, *limits.memory]),
-        free=min([memory.available, *limits.free]),
-    )
-
-
-def group_limits(root: Path) -> Limits:
-    """The limits on the process of `root`/proc/self/cgroup, by version 1 and version 2 of control groups."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    machine = psutil.virtual_memory()
+    # version 1 and version 2 of control groups; the limits of all of them hold
     groups, mounts = _own_groups(root / "proc/self/cgroup"), root / "sys/fs/cgroup"
     unified = [folder for top in (mounts, mounts / "unified") for folder in _chain(top, groups.get("", ""))]
     memory = [
@@ -69,10 +52,10 @@ def group_limits(root: Path) -> Limits:
             for folder in _chain(mounts / "cpu", groups.get("cpu", ""))
         ),
     ]
-    return Limits(
-        tuple(share for share in cores if share is not None),
-        tuple(limit for limit, _ in memory),
-        tuple(max(0, limit - used) for limit, used in memory),
+    return Usable(
+        cores=min([float(here), *(share for share in cores if share is not None)]),
+        memory=min([machine.total, *(limit for limit, _ in memory)]),
+        free=min([machine.available, *(max(0, limit - used) for limit, used in memory)]),
     )
 
 
@@ -88,10 +71,8 @@ def _own_groups(path: Path) -> dict[str, str]:
 
 
 def _chain(mount: Path, group: str) -> list[Path]:
-    """The folder of a group, and of every group round it, whose limits hold for it as well.
-
-    In a container the mount may begin at a group inside the path: then only the end of the path is there.
-    """
+    """The folder of a group, and of every group round it, whose limits hold for it as well. In a container
+    the mount may begin at a group inside the path: then only the end of the path is there."""
     parts = [part for part in group.split("/") if part not in ("", "..")]
     for skipped in range(len(parts) + 1):
         folder = mount.joinpath(*parts[skipped:])

@@ -1,7 +1,5 @@
-"""Code of other packages, named `module:function` in a config: found, loaded, its version recorded.
-
-Tasks, samplers, losses, engines and buses are named so. Only `load` imports anything of such a package.
-"""
+"""Code of other packages, named `module:function` in a config: found, loaded, its version recorded. Tasks,
+samplers, losses, engines and buses are named so. Only `load` imports anything of such a package."""
 
 import hashlib
 import importlib
@@ -110,9 +108,7 @@ def check(config: Config) -> None:
 
 def versions(targets: Iterable[str]) -> dict[str, str]:
     """What a record says of code by the names it is called by: package, version, first digits of its digest.
-
-    Code that is missing is left out of the record.
-    """
+    Code that is missing is left out of the record."""
     found = {}
     for target in targets:
         try:

@@ -7,9 +7,7 @@ from typing import Any
 
 def stream(*path: int | str) -> int:
     """The 63-bit seed of the stream named by `path`, e.g. `stream(seed, incarnation, round, "generate", 3)`.
-
-    Parts are length-prefixed before hashing, so no two different paths are read as the same bytes.
-    """
+    Parts are length-prefixed before hashing, so no two different paths are read as the same bytes."""
     digest = hashlib.sha256()
     for part in path:
         text = f"{type(part).__name__}:{part}".encode()

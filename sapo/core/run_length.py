@@ -19,8 +19,6 @@ def foreseen(config: Config, rounds: int, series: Mapping[str, float]) -> int:
     most, seconds, spent = config.swarm.rounds, config.swarm.seconds, series.get(SPENT, 0.0)
     if seconds is None or not spent:
         return most
-    return (
-        rounds
-        if over(config, rounds, series)
-        else min(most, max(rounds + 1, round(rounds * seconds / spent)))
-    )
+    if over(config, rounds, series):
+        return rounds
+    return min(most, max(rounds + 1, round(rounds * seconds / spent)))

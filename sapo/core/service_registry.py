@@ -74,20 +74,13 @@ class Services:
         }
 
 
-def health_url(service: Service) -> str:
-    """A server's health page."""
-    return f"{service.url}/health"
-
-
 def answers(service: Service, timeout: float = 2.0) -> bool:
-    """Whether the server is healthy now; a tracking address that is no web server always is.
-
-    What speaks no HTTP, or has an address that is none, does not answer.
-    """
+    """Whether the server is healthy now; a tracking address that is no web server always is. What speaks no
+    HTTP, or has an address that is none, does not answer."""
     if not service.url.startswith(("http://", "https://")):
         return True
     try:
-        with urllib.request.urlopen(health_url(service), timeout=timeout) as reply:
+        with urllib.request.urlopen(f"{service.url}/health", timeout=timeout) as reply:
             return bool(reply.status == 200)
     except (OSError, http.client.HTTPException, ValueError):
         return False

@@ -27,16 +27,6 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def everybody(key: str) -> bool:
-    """True of every author."""
-    return True
-
-
-def nobody(key: str) -> bool:
-    """False of every author."""
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Shares:
     """The part of any bound that one author has, and that all newcomers have, who are not `known`.
@@ -47,8 +37,8 @@ class Shares:
 
     author: float = 1.0
     newcomers: float = 1.0
-    known: Callable[[str], bool] = everybody
-    on_probation: Callable[[str], bool] = nobody
+    known: Callable[[str], bool] = lambda key: True
+    on_probation: Callable[[str], bool] = lambda key: False
 
     def most(self, bound: int) -> int:
         """What one author may have of `bound`; at least 1."""

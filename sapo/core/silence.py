@@ -73,10 +73,8 @@ def silence(form: float | None, cut: float, right: float, reward: float, alike: 
 
 
 def of_rounds(rounds: Sequence[Mapping[str, float]], total: int) -> Silence | None:
-    """Why the newest rounds of a node that makes `total` taught it nothing, from their series.
-
-    None unless that holds for `ROUNDS` of them, or for all where there are not to be so many.
-    """
+    """Why the newest rounds of a node that makes `total` taught it nothing, from their series. None unless
+    that holds for `ROUNDS` of them, or for all where there are not to be so many."""
     least = min(ROUNDS, total)
     last = rounds[-least:]
     if len(last) < least or any(taught(one) for one in last):
@@ -90,10 +88,8 @@ def of_rounds(rounds: Sequence[Mapping[str, float]], total: int) -> Silence | No
 
 
 def taught(series: Mapping[str, float]) -> bool:
-    """Whether a round taught something, as far as its series tell.
-
-    Those of a member that only answers do not, nor those of a release that did not count its answers.
-    """
+    """Whether a round taught something, as far as its series tell. Those of a member that only answers do
+    not, nor those of a release that did not count its answers."""
     return series.get(TRAINED, 1.0) > 0.0 or not {RIGHT, ALIKE} <= series.keys()
 
 

@@ -41,9 +41,7 @@ class TraitMatcher:
 
     def shares(self, texts: Mapping[str, Sequence[str]]) -> dict[str, float]:
         """Share of texts with each trait, as series: `trait/<trait>` of all, `trait/<trait>/<task>` by task.
-
-        `texts` are by task.
-        """
+        `texts` are by task."""
         series: dict[str, float] = {}
         for name in self._patterns:
             found = {task: self.found(name, some) for task, some in texts.items() if some}

@@ -81,6 +81,20 @@ def canonical(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
+def _canonical(text: str) -> str:
+    """Refuse what is not the canonical JSON of an object: others would read it another way."""
+    try:
+        same = canonical(json.loads(text)) == text and text.startswith("{")
+    except (ValueError, RecursionError):
+        same = False
+    if not same:
+        raise ValueError("must be a JSON object in canonical form")
+    return text
+
+
+CanonicalObject = Annotated[str, AfterValidator(_canonical)]
+
+
 def sha256(data: bytes | str) -> str:
     """Hex SHA-256 of bytes, or of a text's UTF-8."""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
@@ -127,7 +141,7 @@ class Recipe(Record):
     """
 
     dataset: Annotated[str, Field(min_length=1, max_length=100)]
-    config: Annotated[str, Field(max_length=20_000)] = "{}"
+    config: Annotated[CanonicalObject, Field(max_length=20_000)] = "{}"
     seed: Count
     index: Count
 
@@ -135,9 +149,6 @@ class Recipe(Record):
     def _check(self) -> Self:
         if self.seed + self.index >= MAX_SEED:
             raise ValueError("seed + index must stay below 2**31")
-        params = json.loads(self.config)
-        if not isinstance(params, dict) or canonical(params) != self.config:
-            raise ValueError("config must be a JSON object in canonical form")
         return self
 
     @classmethod
@@ -188,10 +199,8 @@ class Outcome(Record):
 
 
 class Completion(Record):
-    """One answer of one policy. Text is the contract; ids and log-probabilities are an optimisation.
-
-    In a group of a newer schema version it may have further fields, which are kept (`model_extra`).
-    """
+    """One answer of one policy. Text is the contract; ids and log-probabilities are an optimisation. In a
+    group of a newer schema version it may have further fields, which are kept (`model_extra`)."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -326,11 +335,8 @@ class Received(Record):
 
 
 class Sample(Record):
-    """One completion of a batch, in the learner's own vocabulary.
-
-    `token_ids` is prompt plus completion; `loss_mask[i]` is 1 where `token_ids[i]` is trained. Masks come
-    from lengths, never from ids.
-    """
+    """One completion of a batch, in the learner's own vocabulary. `token_ids` is prompt plus completion;
+    `loss_mask[i]` is 1 where `token_ids[i]` is trained. Masks come from lengths, never from ids."""
 
     k: Count
     token_ids: tuple[Count, ...]

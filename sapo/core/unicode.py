@@ -19,10 +19,8 @@ GROWTH = 4
 
 
 def compatible(text: str) -> str:
-    """NFKC; texts with absurdly long runs of combining marks are normalised in chunks to stay linear.
-
-    The text itself if its form would be more than `GROWTH` times as long.
-    """
+    """NFKC; texts with absurdly long runs of combining marks are normalised in chunks to stay linear. The
+    text itself if its form would be more than `GROWTH` times as long."""
     if text.isascii() or _grown(text) > GROWTH * len(text):
         return text
     return unicodedata.normalize("NFKC", _in_stretches(text))
@@ -45,9 +43,7 @@ def _in_stretches(text: str) -> str:
 
 def printable(text: str) -> str:
     """A text that cannot steer a terminal or a log: what is not printable is written as an escape sequence.
-
-    Lines stay lines.
-    """
+    Lines stay lines."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)

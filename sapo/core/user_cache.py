@@ -22,10 +22,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def made_once(target: Path, make: Callable[[Path], None]) -> Path:
-    """The folder `target`, filled by `make` if it is not there yet.
-
-    Processes that ask at once wait for the first; a killed or failed one leaves nothing behind that counts.
-    """
+    """The folder `target`, filled by `make` if it is not there yet. Processes that ask at once wait for the
+    first; a killed or failed one leaves nothing behind that counts."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(target.with_name(f"{target.name}.lock")):
         if target.is_dir():

@@ -180,7 +180,6 @@ def open_parts(
         plans = {"training": FlushPolicy(items=64, flush_s=node_config.history.flush_seconds)}
         journal.set_environment(environment(node_config, policy.device.type))
         listener = Listener(own_bus)
-        stack.callback(listener.close)
         lacking = missing(config.manifest_tasks())
         intake = _intake(author, home, listener, policy, clock, lacking, timed=timed)
         gossip, announcer = None, None

@@ -32,7 +32,7 @@ from typing import TypeVar
 
 from sapo.bus.base import Limits
 from sapo.core.config.load import Config, LearnConfig, PoolConfig
-from sapo.core.shares import Meter, Shares, by_turns, in_turns, nobody
+from sapo.core.shares import Meter, Shares, by_turns, in_turns
 from sapo.core.types import Batch, Received, Sample, sha256
 from sapo.peers.pool import places_of
 from sapo.peers.signing import verify
@@ -123,7 +123,7 @@ class Quotas:
         """All who are known now."""
         return frozenset(self._known) | (self._trusted - self._new.keys())
 
-    def limits(self, holds: Callable[[str], bool] = nobody) -> Limits:
+    def limits(self, holds: Callable[[str], bool] = lambda key: False) -> Limits:
         """How much of the bus a round reads: as many groups as the pool has places, and more where the last
         poll had many forgeries for each good record. A record is proven by its signature, unless the node
         `holds` its very content: anybody can send that again."""

@@ -9,7 +9,7 @@ import pytest
 
 from sapo.bus.base import PASSED, Bus, Gap, Limits, Poll
 from sapo.core.errors import Unavailable
-from sapo.core.shares import Shares, nobody
+from sapo.core.shares import Shares
 from sapo.core.types import Received, SignedGroup
 from sapo.peers.announcements import is_announcement, read
 from sapo.peers.signing import unseal
@@ -236,7 +236,7 @@ def who_names_anothers_key_takes_nothing_of_its_share(service: Service, bus: Bus
 
 def a_poll_passes_over_no_more_than_some_times_what_it_reads(service: Service, bus: Bus) -> None:
     bus.publish([make_signed("loud", position=i, texts=("x" * 4000, f"{i}")) for i in range(40)])
-    shares = Shares(newcomers=0.25, known=nobody)
+    shares = Shares(newcomers=0.25, known=lambda key: False)
     found = poll(bus, {}, Limits(max_bytes=8000, shares=shares))
     assert len(found.received) == 1
     assert found.passed * 4000 < PASSED * 8000

@@ -44,7 +44,6 @@ def run(home: Home) -> None:
             for name in config.nodes
         ]
         for node in nodes:
-            node.parts.intake.listener.close()
             node.parts.intake.listener = Listener(bus, patience_s=60.0)  # a busy machine is no outage
             hand_over(node, bus)
             deliver(node)

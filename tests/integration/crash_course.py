@@ -192,7 +192,6 @@ class Course:
         with open_node(
             config, self.home, clock=self.clock, bus=bus, incarnation=INCARNATION, deliver=False
         ) as node:
-            node.parts.intake.listener.close()
             node.parts.intake.listener = Listener(bus, patience_s=60.0)  # a busy machine is no outage
             tracker = Tracker(
                 f"sqlite:///{self.home.mlflow_db}", "test", "n0", INCARNATION, artifacts=self.home.artifacts

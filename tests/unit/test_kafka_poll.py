@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from makers import make_received
 
-from sapo.bus.base import Limits
+from sapo.bus.base import Found, Limits
 from sapo.bus.kafka import bus as kafka
 from sapo.bus.kafka.bus import Ends, KafkaBus
 from sapo.bus.kafka.metadata import Layout, Place
-from sapo.bus.kafka.record_batch import Found
 from sapo.core.config.schema import KafkaBus as Section
 
 

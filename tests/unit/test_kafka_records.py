@@ -25,9 +25,10 @@ from kafka_batches import (
 )
 from makers import make_signed
 
+from sapo.bus.base import Found
 from sapo.bus.kafka import record_batch
 from sapo.bus.kafka.producer import CODECS
-from sapo.bus.kafka.record_batch import MAX_RECORDS, MAX_UNPACKED, Found, read
+from sapo.bus.kafka.record_batch import MAX_RECORDS, MAX_UNPACKED, read
 from sapo.core.types import SignedGroup
 
 

@@ -10,12 +10,12 @@ from contextlib import suppress
 import pytest
 
 from sapo.bus.kafka import connection as kafka_wire
-from sapo.bus.kafka.connection import Access, Broken, Connection, resolve
+from sapo.bus.kafka.connection import Broken, Connection, resolve
 from sapo.bus.kafka.diagnose import check
 from sapo.core.config.schema import KafkaBus as Section
 from sapo.core.errors import UserError
 
-PLAIN = Access(None, None, "env:UNUSED")
+PLAIN = Section(servers="127.0.0.1:1")
 Serve = Callable[[Callable[[socket.socket], object]], tuple[str, int]]
 
 

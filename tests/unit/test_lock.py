@@ -30,14 +30,18 @@ def start_holder(folder: Path) -> subprocess.Popen[str]:
 
 
 def test_a_second_holder_in_one_process_is_refused(tmp_path: Path) -> None:
-    with NodeLock(tmp_path / "n0"), pytest.raises(UserError, match=f"pid {os.getpid()}"):
-        NodeLock(tmp_path / "n0").acquire()
+    with (
+        NodeLock(tmp_path / "n0"),
+        pytest.raises(UserError, match=f"pid {os.getpid()}"),
+        NodeLock(tmp_path / "n0"),
+    ):
+        pass
 
 
 def test_a_directory_in_use_names_the_pid_and_is_free_after_a_kill(tmp_path: Path) -> None:
     with start_holder(tmp_path) as holder:
-        with pytest.raises(UserError) as caught:
-            NodeLock(tmp_path).acquire()
+        with pytest.raises(UserError) as caught, NodeLock(tmp_path):
+            pass
         assert str(tmp_path) in str(caught.value)
         assert f"pid {holder.pid}" in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -50,9 +54,8 @@ def test_a_directory_in_use_names_the_pid_and_is_free_after_a_kill(tmp_path: Pat
 def test_a_released_directory_can_be_taken_again(tmp_path: Path) -> None:
     lock = NodeLock(tmp_path)
     for _ in range(2):
-        lock.acquire()
-        lock.release()
-        lock.release()
+        with lock:
+            pass
     with start_holder(tmp_path) as holder:
         assert holder.stdin is not None
         holder.stdin.close()
@@ -62,10 +65,8 @@ def test_a_released_directory_can_be_taken_again(tmp_path: Path) -> None:
 
 
 def test_a_child_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
-    lock = NodeLock(tmp_path)
-    lock.acquire()
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
-        lock.release()
-        with NodeLock(tmp_path):
-            assert child.stdin is not None
-            child.stdin.close()
+    with NodeLock(tmp_path):
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    with child, NodeLock(tmp_path):
+        assert child.stdin is not None
+        child.stdin.close()

@@ -69,7 +69,6 @@ def test_a_bus_that_hangs_is_waited_for_once_and_its_answer_is_taken_when_it_com
     listener._reading.result(20)  # type: ignore[union-attr]
     assert len(listener.poll({}, LIMITS, RNG).received) == 1
     assert bus.polls == 1
-    listener.close()
 
 
 class RaisingBus(MemoryBus):
@@ -93,8 +92,6 @@ def test_what_a_poll_raises_comes_through_and_the_next_poll_is_a_new_one(error: 
         listener.poll({}, LIMITS, RNG)
     bus.error = None
     assert listener.poll({}, LIMITS, RNG).received == ()
-    listener.close()
-    listener.close()
 
 
 def test_a_bus_that_was_there_is_away_when_its_file_is_and_is_not_made_anew(tmp_path: Path) -> None:

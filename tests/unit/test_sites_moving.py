@@ -3,7 +3,7 @@
 import json
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from makers import finish_round
@@ -206,9 +206,9 @@ def test_a_node_that_is_packed_while_it_starts_does_not_start(
     home: Home, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class LateLock(NodeLock):
-        def acquire(self) -> None:
+        def __enter__(self) -> Self:
             mark_moved(home, "a1", "was packed")
-            super().acquire()
+            return super().__enter__()
 
     monkeypatch.setattr(author, "NodeLock", LateLock)
     with pytest.raises(UserError, match="was packed"):

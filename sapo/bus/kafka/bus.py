@@ -17,19 +17,15 @@ from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from sapo.bus.base import Limits, Poll, Positions, Reading
 from sapo.bus.kafka.connection import Broken, Throttled, error_name
-from sapo.bus.kafka.metadata import PROBE_S, STALE, Layout, Link, NoTopic, Place
-from sapo.bus.kafka.producer import NotSent, Sender, TooLarge
-from sapo.bus.kafka.record_batch import Found, read
+from sapo.bus.kafka.metadata import STALE, Layout, Link, NoTopic, Place
+from sapo.bus.kafka.producer import NotSent, Sender
+from sapo.bus.kafka.record_batch import read
 from sapo.core.config.schema import KafkaBus as Section
-from sapo.core.errors import Unavailable, UserError
+from sapo.core.errors import Unavailable
 from sapo.core.types import SignedGroup
 
 PUBLISH_S = 8.0
 """How long one publish goes on trying while the cluster sorts itself out."""
-STALL_S = 3.0
-"""How long a reader waits for a silent broker, as long as all is well."""
-FIRST_REST_S, LAST_REST_S = 1.0, 10.0
-"""How long a bus that is away is not asked again; doubled at each failure."""
 GRACE_S = 30.0
 """How long a saved position may lie behind the end before it is an error: a broker that was cut off may tell
 of the past until it has heard of its successor."""
@@ -41,20 +37,6 @@ OUT_OF_RANGE = 1
 
 class NotRead(Exception):
     """No partition, or not all that were asked for, could be read; the last cause seen."""
-
-
-@dataclass
-class Rest:
-    """The pauses between attempts to reach a bus that is away."""
-
-    failures: int = 0
-    until: float = 0.0
-    cause: str = ""
-
-    def failed(self, now: float, cause: str) -> None:
-        """Note a failure: the next attempt waits longer."""
-        self.until = now + min(FIRST_REST_S * 2**self.failures, LAST_REST_S)
-        self.failures, self.cause = min(self.failures + 1, 10), cause
 
 
 @dataclass
@@ -81,29 +63,17 @@ class KafkaBus:
         self._reader, self._writer = Link(section, topic, clock), Link(section, topic, clock)
         self._sender = Sender(self._writer, section.compression, clock)
         self._read_lock, self._write_lock = threading.Lock(), threading.Lock()
-        self._rest = Rest()
         self._behind: dict[str, float] = {}
         self._closed = False
 
     def publish(self, groups: Sequence[SignedGroup]) -> None:
-        """Append groups durably: returns once every replica in sync has them.
-
-        Raises `Unavailable` after some 10 s at most, `UserError` for a group the topic is too narrow for.
-        """
+        """Append groups durably: returns once every replica in sync has them. Raises `Unavailable` after some
+        10 s at most, `UserError` for a group the topic is too narrow for."""
         if not groups:
             return
         with self._write_lock, self._errors():
             self._writer.wake()
-            try:
-                self._sender.send(groups, PUBLISH_S)
-            except TooLarge as error:
-                raise UserError(
-                    "rules.max_payload_bytes",
-                    len(error.group.payload),
-                    f"group {error.group.group_id[:12]} is larger than topic {self._topic!r} takes "
-                    f"({error.detail})",
-                    "raise the topic's max.message.bytes, or make groups smaller",
-                ) from None
+            self._sender.send(groups, PUBLISH_S)
 
     def poll(self, positions: Positions, limits: Limits, rng: random.Random) -> Poll:
         """Read on from `positions`, partitions in an order drawn from `rng`, until the bytes are spent.
@@ -111,15 +81,13 @@ class KafkaBus:
         Partitions whose leader is away keep their position and are left for a later poll. Raises
         `Unavailable` when none can be read.
         """
-        with self._read_lock, self._errors(), self._paced():
+        with self._read_lock, self._errors(), self._afresh():
             return self._poll(positions, limits, rng)
 
     def end_positions(self) -> Positions:
-        """The offset after the last record of every partition.
-
-        Raises `Unavailable` if one of them cannot be asked.
-        """
-        with self._read_lock, self._errors(), self._paced():
+        """The offset after the last record of every partition. Raises `Unavailable` if one of them cannot be
+        asked."""
+        with self._read_lock, self._errors(), self._afresh():
             self._reader.doubt()  # an archiver must not take a new topic's ends for an old one's
             layout, ends = self._ends()
             if len(ends.last) < len(layout.places):
@@ -151,22 +119,15 @@ class KafkaBus:
             raise Unavailable(f"{where}: {error}") from error
 
     @contextmanager
-    def _paced(self) -> Iterator[None]:
-        """While the bus is away, try briefly and seldom: a node's rounds must keep their pace."""
-        if self._clock() < self._rest.until:
-            raise Unavailable(f"the bus {self._servers} is away: {self._rest.cause}")
-        self._reader.stall_s = PROBE_S if self._rest.failures else STALL_S
-        if self._rest.failures:
-            self._reader.wake()
+    def _afresh(self) -> Iterator[None]:
+        """After a failure ask the brokers afresh; `Link` leaves those alone a while that failed."""
         try:
             yield
         except BaseException as error:
             self._reader.close()  # answers may be under way that are not awaited
             if isinstance(error, Broken | NoTopic | NotRead):
-                self._rest.failed(self._clock(), str(error))
-                self._behind.clear()  # a broker that returns is asked afresh
+                self._behind.clear()
             raise
-        self._rest = Rest()
 
     def _poll(self, positions: Positions, limits: Limits, rng: random.Random) -> Poll:
         layout, ends = self._ends()
@@ -198,10 +159,8 @@ class KafkaBus:
         return self._clock() - since < GRACE_S
 
     def _ends(self) -> tuple[Layout, Ends]:
-        """First and last offsets of all partitions whose leader answers, one exchange per leader.
-
-        What a leader does not know for sure, such as the end just after an election, it does not tell.
-        """
+        """First and last offsets of all partitions whose leader answers, one exchange per leader. What a
+        leader does not know for sure, such as the end just after an election, it does not tell."""
         layout, ends = self._reader.layout(), Ends()
         todo = set(layout.places)
         for attempt in range(2):
@@ -262,18 +221,12 @@ class KafkaBus:
                 data = parts.get(place.number, b"")
                 name = layout.name(place.number)
                 before = reading.at(name)
-                if not all(self._take(reading, name, found) for found in read(data, name, before)):
+                if not all(reading.add(name, found) for found in read(data, name, before)):
                     return
                 # a leader that gave the first of them nothing has nothing to give now
                 stuck = place is places[0] and reading.at(name) == before
                 if stuck or reading.at(name) >= last[place.number]:
                     due.remove(place.number)
-
-    @staticmethod
-    def _take(reading: Reading, partition: str, found: Found) -> bool:
-        return reading.add(
-            partition, found.offset, found.size, found.received, found.end, raw=found.raw, count=found.count
-        )
 
     def _fetch(
         self, layout: Layout, places: Sequence[Place], reading: Reading, limit: int

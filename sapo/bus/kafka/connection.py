@@ -10,10 +10,8 @@ import logging
 import socket
 import ssl
 import struct
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import wait
 from typing import Any, Literal
 
 import kafka.errors
@@ -21,6 +19,7 @@ from kafka.net.sasl import get_sasl_mechanism
 from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
+from sapo.core.beside import begun
 from sapo.core.config.schema import KafkaBus as Section
 from sapo.core.config.secrets import fetch
 from sapo.core.errors import SapoError
@@ -51,49 +50,25 @@ class Throttled(Exception):
     """The broker asks this client to keep quiet for so many seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """How to connect: in plain text, with TLS, or with TLS and a login. Holds no password."""
+def encrypted(section: Section) -> bool:
+    """Whether connections are encrypted; a login always is."""
+    return section.ca_file is not None or section.username is not None
 
-    ca_file: str | None
-    username: str | None
-    password: str
-    """Where the password is, fetched anew for each connection."""
 
-    @classmethod
-    def of(cls, section: Section) -> "Access":
-        """The connection's settings."""
-        return cls(section.ca_file, section.username, section.password)
-
-    @property
-    def tls(self) -> bool:
-        """Whether connections are encrypted."""
-        return self.ca_file is not None or self.username is not None
-
-    def context(self) -> ssl.SSLContext:
-        """Trust the authorities of `ca_file`, or the system's. Raises `OSError`."""
-        context = ssl.create_default_context(cafile=self.ca_file)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        return context
+def trusted(section: Section) -> ssl.SSLContext:
+    """Trust the authorities of `ca_file`, or the system's. Raises `OSError`."""
+    context = ssl.create_default_context(cafile=section.ca_file)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 class Connection:
-    """A connection to one broker for one thread at a time; `abort` may come from another.
+    """A connection to one broker for one thread at a time; `abort` may come from another. `stall_s` bounds
+    how long a silent broker is waited for. Raises `Broken`, and is closed by it."""
 
-    `stall_s` bounds how long a silent broker is waited for. Raises `Broken`, and is closed by it.
-    """
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        access: Access,
-        *,
-        stall_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, host: str, port: int, section: Section, *, stall_s: float) -> None:
         self.server, self.stall_s = f"{host}:{port}", stall_s
-        self._host, self._port, self._access, self._clock = host, port, access, clock
+        self._host, self._port, self._section = host, port, section
         self._sock: socket.socket | None = None
         self._versions: dict[int, tuple[int, int]] = {}
         self._waiting: list[Any] = []
@@ -106,24 +81,22 @@ class Connection:
         try:
             self._connect()
             self._hello()
-            if self._access.username is not None:
-                self._log_in(self._access.username)
+            if self._section.username is not None:
+                self._log_in(self._section.username)
         except BaseException:
             self.close()
             raise
         return self
 
-    def call(self, request: Any, max_version: int | None = None, stall_s: float | None = None) -> Any:
+    def call(self, request: Any, max_version: int | None = None) -> Any:
         """Send one request and wait for its answer."""
         self.send(request, max_version)
-        return self.receive(stall_s)
+        return self.receive()
 
     def send(self, request: Any, max_version: int | None = None, wait_s: float | None = None) -> None:
-        """Send a request whose answer `receive` returns later.
-
-        Raises `Throttled` when the broker asked for more silence than `wait_s` (`stall_s` when not given).
-        """
-        pause = self._quiet_until - self._clock()
+        """Send a request whose answer `receive` returns later. Raises `Throttled` when the broker asked for
+        more silence than `wait_s` (`stall_s` when not given)."""
+        pause = self._quiet_until - time.monotonic()
         if pause > (self.stall_s if wait_s is None else wait_s):
             raise Throttled(f"{self.server} throttles this client for {pause:.1f} s")
         if pause > 0:
@@ -152,7 +125,7 @@ class Connection:
         if correlation != header.correlation_id:
             raise self._broken("request", "its answer belongs to another request")
         throttle = getattr(answer, "throttle_time_ms", 0) or 0
-        self._quiet_until = max(self._quiet_until, self._clock() + throttle / 1000)
+        self._quiet_until = max(self._quiet_until, time.monotonic() + throttle / 1000)
         return answer
 
     def close(self) -> None:
@@ -183,11 +156,10 @@ class Connection:
         else:
             raise self._broken("connect", reason(failure), failure) from failure
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if not self._access.tls:
+        if not encrypted(self._section):
             return
         try:
-            context = self._access.context()
-            self._sock = context.wrap_socket(self._sock, server_hostname=self._host)
+            self._sock = trusted(self._section).wrap_socket(self._sock, server_hostname=self._host)
         except OSError as error:
             raise self._broken("tls", f"TLS failed: {reason(error)}", error) from error
 
@@ -204,7 +176,7 @@ class Connection:
 
     def _log_in(self, username: str) -> None:
         try:
-            password = fetch(self._access.password, "bus.password")
+            password = fetch(self._section.password, "bus.password")
         except SapoError as error:
             raise self._broken("login", f"no password to log in with: {error}") from error
         answer = self.call(SaslHandshakeRequest(mechanism=MECHANISM), max_version=1)
@@ -243,12 +215,12 @@ class Connection:
     def _read(self, size: int, stall_s: float) -> bytes:
         data = bytearray(size)
         view, done = memoryview(data), 0
-        end = self._clock() + LONGEST_S
+        end = time.monotonic() + LONGEST_S
         try:
             sock = self._open_socket()
             sock.settimeout(max(stall_s, 0.001))
             while done < size:
-                if self._clock() > end:
+                if time.monotonic() > end:
                     raise TimeoutError
                 got = sock.recv_into(view[done:])
                 if not got:
@@ -272,19 +244,13 @@ class Connection:
 
 def resolve(host: str, port: int, limit_s: float) -> list[tuple[str, int]] | str:
     """Addresses to connect to, or why there are none. The system's resolver itself knows no time limit."""
-    found: list[list[tuple[str, int]] | str] = []
-
-    def look() -> None:
-        try:
-            entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found.append([(str(entry[4][0]), int(entry[4][1])) for entry in entries])
-        except OSError as error:
-            found.append(f"{host!r} is not the name of any machine ({reason(error)})")
-
-    thread = threading.Thread(target=look, name="resolve", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return found[0] if found else f"looking up {host!r} took longer than {limit_s:.1f} s"
+    asked = begun("resolve", lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    if not wait([asked], limit_s).done:
+        return f"looking up {host!r} took longer than {limit_s:.1f} s"
+    try:
+        return [(str(entry[4][0]), int(entry[4][1])) for entry in asked.result()]
+    except (OSError, UnicodeError) as error:
+        return f"{host!r} is not the name of any machine ({reason(error)})"
 
 
 def reason(error: OSError | ValueError) -> str:

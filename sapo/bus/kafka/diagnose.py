@@ -12,7 +12,7 @@ from kafka.errors import SaslAuthenticationFailedError
 from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.sasl import SaslHandshakeRequest
 
-from sapo.bus.kafka.connection import MECHANISM, Access, Broken, Connection
+from sapo.bus.kafka.connection import MECHANISM, Broken, Connection, encrypted, trusted
 from sapo.bus.kafka.metadata import Layout, NoTopic, ask, split_servers
 from sapo.bus.kafka.record_batch import CODECS
 from sapo.core.config.schema import KafkaBus as Section
@@ -52,42 +52,41 @@ def check(section: Section, topic: str, *, max_payload_bytes: int, write: bool =
     field is the setting at fault, in `LIMIT_S` seconds and a little.
     """
     end = time.monotonic() + LIMIT_S
-    access = Access.of(section)
-    if access.username is not None:
-        _check_password(access)
-    if access.tls:
-        _check_authorities(access)
+    if section.username is not None:
+        _check_password(section)
+    if encrypted(section):
+        _check_authorities(section)
     faults: list[UserError] = []
     for host, port in split_servers(section.servers):
         left = end - time.monotonic()
         if faults and left < 0.5:
             break
-        connection = Connection(host, port, access, stall_s=min(STALL_S, max(left / 2, 0.5)))
+        connection = Connection(host, port, section, stall_s=min(STALL_S, max(left / 2, 0.5)))
         try:
             connection.open()
             return _examine(connection, section, topic, max_payload_bytes, write)
         except Broken as error:
-            faults.append(_explain(error, section, access))
+            faults.append(_explain(error, section))
         finally:
             connection.close()
     raise faults[0]
 
 
-def _check_password(access: Access) -> None:
+def _check_password(section: Section) -> None:
     try:
-        fetch(access.password, "bus.password")
+        fetch(section.password, "bus.password")
     except Unavailable as error:
         remedy = "start Prefect, or put the password into a file or the environment"
-        raise UserError("bus.password", access.password, str(error), remedy) from None
+        raise UserError("bus.password", section.password, str(error), remedy) from None
 
 
-def _check_authorities(access: Access) -> None:
+def _check_authorities(section: Section) -> None:
     try:
-        access.context()
+        trusted(section)
     except OSError as error:
         problem = "holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror or str(error)
         remedy = "name a PEM file with the certificates of the authorities that signed the brokers'"
-        raise UserError("bus.ca_file", access.ca_file, problem, remedy) from None
+        raise UserError("bus.ca_file", section.ca_file, problem, remedy) from None
 
 
 def _examine(
@@ -180,7 +179,7 @@ def _check_brokers(connection: Connection, section: Section, layout: Layout) -> 
     for host, port in layout.brokers.values():
         if f"{host}:{port}" == connection.server:
             return
-        other = Connection(host, port, Access.of(section), stall_s=1.0)
+        other = Connection(host, port, section, stall_s=1.0)
         try:
             other.open()
             return
@@ -193,7 +192,7 @@ def _check_brokers(connection: Connection, section: Section, layout: Layout) -> 
         raise UserError("bus.servers", section.servers, problem, "correct the brokers' advertised.listeners")
 
 
-def _explain(error: Broken, section: Section, access: Access) -> UserError:
+def _explain(error: Broken, section: Section) -> UserError:
     server, origin = error.server, error.origin
     if error.step in ("resolve", "connect"):
         remedy = "start the broker, or name servers that are there"
@@ -201,7 +200,7 @@ def _explain(error: Broken, section: Section, access: Access) -> UserError:
     if isinstance(origin, TimeoutError):
         return UserError("bus.servers", server, error.cause, "see whether the broker is paused or overloaded")
     if isinstance(origin, ssl.SSLCertVerificationError):
-        return _explain_certificate(origin, server, access)
+        return _explain_certificate(origin, server, section)
     if error.step == "tls":
         remedy = "name its TLS port, or leave out bus.username and bus.ca_file if it has none"
         problem = f"nobody speaks TLS there, and bus.username or bus.ca_file asks for it ({error.cause})"
@@ -213,17 +212,17 @@ def _explain(error: Broken, section: Section, access: Access) -> UserError:
     if error.step == "login":
         remedy = f"name a port with logins by {MECHANISM}, or leave out bus.username"
         return UserError("bus.username", section.username, f"{server} {error.cause}", remedy)
-    if error.step == "hello" and not access.tls:
+    if error.step == "hello" and not encrypted(section):
         problem = f"no Kafka broker speaks plain text there ({error.cause})"
         remedy = "if it is a TLS port, set bus.ca_file, and bus.username where it asks for a login"
         return UserError("bus.servers", server, problem, remedy)
-    if section.username is None and _wants_login(server, access):
+    if section.username is None and _wants_login(server, section):
         remedy = "set bus.username and bus.password"
         return UserError("bus.username", None, f"{server} asks for a login", remedy)
     return UserError("bus.servers", server, error.cause, "see the broker's log")
 
 
-def _explain_certificate(origin: ssl.SSLCertVerificationError, server: str, access: Access) -> UserError:
+def _explain_certificate(origin: ssl.SSLCertVerificationError, server: str, section: Section) -> UserError:
     code = origin.verify_code
     if code in (EXPIRED, NOT_YET):
         problem = "its certificate has expired" if code == EXPIRED else "its certificate is not valid yet"
@@ -235,12 +234,12 @@ def _explain_certificate(origin: ssl.SSLCertVerificationError, server: str, acce
         return UserError("bus.servers", server, problem, "name the broker as its certificate does")
     problem = f"does not vouch for the certificate of {server} ({origin.verify_message})"
     remedy = "name the file with the certificate of the authority that signed the broker's"
-    return UserError("bus.ca_file", access.ca_file, problem, remedy)
+    return UserError("bus.ca_file", section.ca_file, problem, remedy)
 
 
-def _wants_login(server: str, access: Access) -> bool:
+def _wants_login(server: str, section: Section) -> bool:
     host, _, port = server.rpartition(":")
-    connection = Connection(host, int(port), access, stall_s=1.0)
+    connection = Connection(host, int(port), section, stall_s=1.0)
     try:
         answer = connection.open().call(SaslHandshakeRequest(mechanism=MECHANISM), max_version=1)
         return bool(answer.mechanisms)

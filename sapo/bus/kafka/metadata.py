@@ -1,4 +1,5 @@
-"""Where a topic is in a Kafka cluster: which partitions it has, who leads them, and connections there."""
+"""Where a topic is in a Kafka cluster: which partitions it has, who leads them, and connections there.
+Brokers that failed rest here (`Link.rest`), and rounds are spared a slow bus by `sapo.bus.poller`."""
 
 import base64
 import time
@@ -9,13 +10,15 @@ from typing import Any
 
 from kafka.protocol.metadata import MetadataRequest
 
-from sapo.bus.kafka.connection import Access, Broken, Connection
+from sapo.bus.kafka.connection import Broken, Connection
 from sapo.core.config.schema import KafkaBus as Section
 
 FRESH_S = 10.0
 """How old what is known of a topic may get: new partitions are read that much later at most."""
+STALL_S = 3.0
+"""How long a silent broker is waited for, as long as all is well."""
 REST_S = 5.0
-"""How long a broker that failed is left alone, as long as others answer."""
+"""How long a broker that failed is left alone."""
 PROBE_S = 1.0
 """How long one that failed is waited for when it is tried again."""
 
@@ -74,8 +77,7 @@ class Link:
     """Connections of one thread at a time to the brokers that lead a topic. Raises `Broken` and `NoTopic`."""
 
     def __init__(self, section: Section, topic: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self.topic, self.stall_s = topic, 3.0
-        self._access, self._clock = Access.of(section), clock
+        self.topic, self._section, self._clock = topic, section, clock
         self._servers = split_servers(section.servers)
         self._open: dict[tuple[str, int], Connection] = {}
         self._rests: dict[tuple[str, int], tuple[float, Broken]] = {}
@@ -117,13 +119,11 @@ class Link:
             raise Broken(f"{server[0]}:{server[1]}", "connect", "the bus was closed")
         known = self._open.get(server)
         if known is not None and not known.closed:
-            known.stall_s = self.stall_s
             return known
         until, last = self._rests.get(server, (0.0, None))
         if last is not None and self._clock() < until:
             raise last
-        patience = self.stall_s if last is None else min(self.stall_s, PROBE_S)
-        made = Connection(*server, self._access, stall_s=patience)
+        made = Connection(*server, self._section, stall_s=STALL_S if last is None else PROBE_S)
         self._open[server] = made  # before it is open, for `abort` to find it
         try:
             made.open()
@@ -131,7 +131,7 @@ class Link:
             self.rest(server, error)
             raise
         self._rests.pop(server, None)
-        made.stall_s = self.stall_s
+        made.stall_s = STALL_S
         return made
 
     def rest(self, server: tuple[str, int], error: Broken) -> None:

@@ -15,6 +15,7 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 
 from sapo.bus.kafka.connection import Broken, Connection, Throttled, error_name
 from sapo.bus.kafka.metadata import STALE, Layout, Link, NoTopic, Place
+from sapo.core.errors import UserError
 from sapo.core.types import SignedGroup
 
 BATCH_BYTES = 128 * 1024
@@ -29,14 +30,6 @@ CODECS = {"lz4": 3, "zstd": 4}
 
 Queues = dict[int, deque[list[SignedGroup]]]
 """Per partition what is still to be written, in batches."""
-
-
-class TooLarge(Exception):
-    """The topic takes no message of this size; `detail` is the broker's own word."""
-
-    def __init__(self, group: SignedGroup, detail: str) -> None:
-        self.group, self.detail = group, detail
-        super().__init__(f"a group of {len(group.payload)} bytes is too large for the topic: {detail}")
 
 
 class NotSent(Exception):
@@ -54,8 +47,9 @@ class Sender:
     def send(self, groups: Sequence[SignedGroup], limit_s: float) -> None:
         """Write `groups`; returns once all are stored.
 
-        Raises `NotSent`, `TooLarge`, `Throttled`, `Broken` and `NoTopic`. What was acknowledged before a
-        failure is not sent again by the next call, or a writer over its quota would never come to an end.
+        Raises `NotSent`, `Throttled`, `Broken` and `NoTopic`, and `UserError` for a group that is too large.
+        What was acknowledged before a failure is not sent again by the next call, or a writer over its quota
+        would never come to an end.
         """
         try:
             self._send(groups, limit_s)
@@ -148,7 +142,7 @@ class Sender:
             return None
         if code in TOO_LARGE:
             if len(batch) == 1:
-                raise TooLarge(batch[0], part.error_message or error_name(code))
+                raise self._too_large(batch[0], part.error_message or error_name(code))
             queues[number].popleft()
             queues[number].extendleft([one] for one in reversed(batch))
             return "a batch was too large for the topic"
@@ -156,6 +150,12 @@ class Sender:
             self._link.doubt()
             return f"partition {number}: {error_name(code)}"
         raise NotSent(f"partition {number}: {part.error_message or error_name(code)}")
+
+    def _too_large(self, group: SignedGroup, detail: str) -> UserError:
+        group_id, topic = group.group_id[:12], self._link.topic
+        problem = f"group {group_id} is larger than topic {topic!r} takes ({detail})"
+        remedy = "raise the topic's max.message.bytes, or make groups smaller"
+        return UserError("rules.max_payload_bytes", len(group.payload), problem, remedy)
 
     def _build(self, groups: Sequence[SignedGroup]) -> bytes:
         builder = MemoryRecordsBuilder(2, self._codec, batch_size=2**31 - 1)

@@ -14,7 +14,7 @@ import lz4.frame
 import zstandard
 from pydantic import ValidationError
 
-from sapo.bus.base import MAX_RECORD
+from sapo.bus.base import MAX_RECORD, Found
 from sapo.core.types import Received, SignedGroup
 
 MAX_UNPACKED = MAX_RECORD
@@ -35,23 +35,6 @@ HEADER = struct.Struct(">qiibIhiqqqhii")
 """First offset, length, epoch, magic, CRC, attributes, last offset's distance, first and last time stamp,
 producer id, epoch and sequence, number of records."""
 MAGIC, MAGIC_AT = 2, 16
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What stands at `offset`, of `size` bytes: a signed group, or nothing that is one.
-
-    `end` is the offset after it; a batch that cannot be read is passed over whole.
-    """
-
-    offset: int
-    end: int
-    size: int
-    received: Received | None
-    raw: bytes = b""
-    """The record's value or, of a batch that cannot be read, all of it as it came."""
-    count: int = 1
-    """How many records it is said to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +111,8 @@ def _place(record: bytes) -> tuple[int, int]:
 
 
 def _received(record: bytes, at: int, position: str, timestamp: float) -> tuple[Received | None, bytes]:
-    """The signed group that a record holds from its key on, if it is one, and the record's value.
-
-    Raises `Unreadable` and `IndexError`.
-    """
+    """The signed group that a record holds from its key on, if it is one, and the record's value. Raises
+    `Unreadable` and `IndexError`."""
     key, at = _bytes(record, at)
     payload, at = _bytes(record, at)
     count, at = _number(record, at)
@@ -169,10 +150,8 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    """The bytes at a place, their number before them, and the place after. What is null is empty.
-
-    Raises `Unreadable` and `IndexError`.
-    """
+    """The bytes at a place, their number before them, and the place after. What is null is empty. Raises
+    `Unreadable` and `IndexError`."""
     size, at = _number(data, at)
     if size > len(data) - at:
         raise Unreadable(f"{size} bytes, where {len(data) - at} are left")

@@ -14,21 +14,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from sapo.core.config.foreign import ADVISED, STARTER, is_model_name, leaves, names_code, said, shown
-from sapo.core.config.load import Config, merge, nested, parse, preset_values, presets
+from sapo.core.config.load import Config, merge, nested, parse, preset_values, presets, sections
 from sapo.core.config.manifest import Manifest
 from sapo.core.config.members import OpenAIMember
 from sapo.core.config.prompt import Prompt
-from sapo.core.config.schema import BatchConfig, GenerateConfig, LearnConfig, Lora, Section
-from sapo.core.config.swarm import Swarm
 from sapo.core.errors import UserError
 
-SECTIONS: Mapping[str, type[Section]] = {
-    "lora": Lora,
-    "swarm": Swarm,
-    "batch": BatchConfig,
-    "generate": GenerateConfig,
-    "learn": LearnConfig,
-}
 MAX_CHARS = 20_000
 """Of advice as JSON; more than that is passed over."""
 MAX_MODULES = 64
@@ -36,11 +27,8 @@ MAX_MODULES = 64
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a site takes of a manifest's advice.
-
-    `preset` is None without one; `settings` are nested as in a config file; `passed_over` are sentences
-    about what was not taken.
-    """
+    """What a site takes of a manifest's advice. `preset` is None without one; `settings` are nested as in a
+    config file; `passed_over` are sentences about what was not taken."""
 
     preset: str | None
     settings: Mapping[str, Any]
@@ -186,7 +174,7 @@ def _problem(key: str, value: object) -> str | None:
         return "is code of a package, which each site names for itself"
     section, _, name = key.partition(".")
     try:
-        SECTIONS[section].model_validate({name: value}, strict=True)
+        sections(Config, section)[0].model_validate({name: value}, strict=True)
     except ValidationError as error:
         if any(one["loc"] for one in error.errors()):  # what only contradicts a default has no place
             return "is no value of that setting"

@@ -1,8 +1,8 @@
 """Which settings may come from elsewhere: what a manifest may advise, what a node's pack may bring.
 
-Every setting is in one of the lists, by name. A setting of `OWN` names code, a program, a path, an address or
-a secret, or takes walls away: only the site itself says it. What names one of several choices or code of a
-package (`module:function`) may come as a choice alone.
+A setting of `OWN` names code, a program, a path, an address or a secret, or takes walls away: only the site
+itself says it. What names one of several choices or code of a package (`module:function`) may come as a
+choice alone. All others a pack may bring, within bounds: `tests/unit/test_advice.py` has them all by name.
 """
 
 import json
@@ -13,105 +13,67 @@ from typing import Any
 from sapo.core.config.schema import FILE
 
 ADVISED: Mapping[str, float | None] = {
-    "model": None,
+    **dict.fromkeys(("model", "lora.target_modules", "batch.choose", "batch.sampler")),
+    **dict.fromkeys(("generate.top_p", "generate.min_p", "learn.loss", "learn.advantage")),
+    **dict.fromkeys(("learn.beta1", "learn.beta2", "learn.clip_low", "learn.gspo_clip_low")),
+    **dict.fromkeys(("learn.foreign", "learn.foreign_floor", "learn.foreign_weight")),
+    **dict.fromkeys(("learn.foreign_reference", "learn.token_mean", "learn.truncated")),
     "lora.rank": 1024,
     "lora.alpha": 4096,
-    "lora.target_modules": None,
     "swarm.rounds": 1_000_000,
     "swarm.seconds": 31_536_000,
     "batch.local": 256,
     "batch.external": 256,
     "batch.completions": 256,
     "batch.questions": 1024,
-    "batch.choose": None,
-    "batch.sampler": None,
     "generate.max_new_tokens": 32_768,
     "generate.temperature": 10,
-    "generate.top_p": None,
     "generate.top_k": 1_000_000,
-    "generate.min_p": None,
-    "learn.loss": None,
     "learn.lr": 0.1,
     "learn.decay_from": 1_000_000,
-    "learn.beta1": None,
-    "learn.beta2": None,
     "learn.weight_decay": 1,
     "learn.grad_clip": 1000,
-    "learn.clip_low": None,
     "learn.clip_high": 100,
-    "learn.gspo_clip_low": None,
     "learn.gspo_clip_high": 100,
     "learn.dr_grpo_length": 32_768,
     "learn.epochs": 16,
-    "learn.advantage": None,
     "learn.std_floor": 1,
     "learn.zero_tolerance": 1,
-    "learn.token_mean": None,
-    "learn.foreign": None,
     "learn.foreign_late": 1_000_000,
-    "learn.foreign_floor": None,
-    "learn.foreign_weight": None,
-    "learn.foreign_reference": None,
     "learn.foreign_ratio_cap": 100,
     "learn.foreign_tis_cap": 100,
     "learn.foreign_tis_kl": 1_000_000,
-    "learn.truncated": None,
     "learn.micro_batch": 65_536,
 }
 """The settings that a manifest may advise, with an upper bound where the setting itself has none."""
-PACKED: Mapping[str, float | None] = {
+LIMITS: Mapping[str, float | None] = {
     **ADVISED,
-    **dict.fromkeys(("swarm.name", "swarm.site", "swarm.nodes", "swarm.seed", "tasks", "node")),
-    **dict.fromkeys(("rules.held_out", "rules.salt", "rules.answer", "rules.questions", "rules.entry")),
-    **dict.fromkeys(("rules.members", "rules.authors", "rules.min_completions", "rules.max_payload_bytes")),
     "rules.max_completions": 4096,
     "rules.max_text_chars": 4_000_000,
-    **dict.fromkeys(("prompt.system", "prompt.examples", "prompt.template", "lora.dropout")),
-    **dict.fromkeys(("starter.variant", "starter.bare", "starter.seed")),
     "starter.steps": 100_000,
     "starter.batch": 4096,
     "starter.lr": 1,
     "threads": 1024,
-    **dict.fromkeys(("device", "dtype", "generate.engine", "generate.ahead")),
     "generate.vllm_cache_gb": 1024,
-    **dict.fromkeys(("adaptive.eta", "adaptive.tau", "adaptive.kappa")),
-    **dict.fromkeys(("share.select", "share.fraction", "share.token_ids")),
     "pool.max_groups": 1_000_000,
     "pool.max_age_s": 31_536_000,
     "pool.tail": 1_000_000,
     "pool.poll_bytes": 1_000_000_000,
     "pool.newcomer_groups": 1_000_000,
     "pool.verify_share": 100,
-    **dict.fromkeys(("pool.max_peer_share", "pool.newcomer_share", "learn.trusted_peers")),
-    **dict.fromkeys(("learn.optimizer", "learn.activation_checkpointing", "learn.autocast", "learn.compile")),
-    "learn.foreign_credit": None,
-    **dict.fromkeys(("guard.action", "guard.falling_probes", "guard.min_entropy", "guard.max_truncated")),
-    **dict.fromkeys(("guard.max_unscorable", "guard.min_foreign_logprob", "guard.max_engine_gap")),
-    **dict.fromkeys(("checkpoint.every_rounds", "checkpoint.every_seconds", "checkpoint.max_share")),
     "checkpoint.keep": 1000,
-    "checkpoint.weight_digest_every": None,
-    **dict.fromkeys(("bus.type", "bus.topic", "bus.cluster_id", "bus.compression", "bus.username")),
     "workers.count": 256,
     "workers.time_limit_s": 3600,
     "workers.foreign_limit_s": 60,
     "workers.memory_mb": 1_000_000,
     "history.max_owed_mb": 1_000_000,
-    **dict.fromkeys(("history.flush_seconds", "history.keep_rounds", "history.maintain_seconds")),
-    **dict.fromkeys(("history.vacuum_hours", "track.port", "track.register_every", "track.samples_every")),
-    **dict.fromkeys(("track.keep_rounds", "track.traits")),
-    **dict.fromkeys(("flow.every", "flow.rounds_per_run", "flow.keep_days", "flow.port")),
-    **dict.fromkeys(("deploy.node_seconds", "deploy.run_seconds", "deploy.archive_seconds")),
-    **dict.fromkeys(("deploy.evaluate_seconds", "deploy.judge_seconds", "deploy.lost_seconds")),
-    "deploy.stalled_minutes": None,
     "eval.questions": 1_000_000,
     "eval.samples": 1024,
     "eval.probe_questions": 1_000_000,
-    "eval.probe_every": None,
-    **dict.fromkeys(("gossip.every", "gossip.alpha", "gossip.beta", "gossip.gamma", "gossip.members")),
     "gossip.max_norm": 100,
     "gossip.fetch_s": 3600,
 }
-"""The settings that a pack may bring, with their bounds: a node goes on with them where it goes."""
+"""Upper bounds of what a pack brings for a node to go on with, where the setting itself has none."""
 OWN: Mapping[str, Any] = {
     **dict.fromkeys(("bus.path", "bus.open", "bus.servers", "bus.ca_file", "history.uri", "track.uri")),
     "bus.config": {},
@@ -196,7 +158,7 @@ def _may_come(key: str, value: object) -> bool:
         return isinstance(value, list) and all(_is_plain_task(task) for task in value)
     if key in CODE:
         return not names_code(value)
-    limit = PACKED.get(key)
+    limit = LIMITS.get(key)
     return limit is None or not isinstance(value, int | float) or value <= limit
 
 

@@ -8,6 +8,7 @@ import shlex
 import stat
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -115,10 +116,8 @@ class Home:
 
     @classmethod
     def at(cls, path: Path | str | None, swarm: str) -> "Home":
-        """`path`, else `$SAPO_HOME`, else `./runs/<swarm>`; always absolute.
-
-        Raises `UserError` for a path that a library cannot read back as it is.
-        """
+        """`path`, else `$SAPO_HOME`, else `./runs/<swarm>`; always absolute. Raises `UserError` for a path
+        that a library cannot read back as it is."""
         chosen = path or os.environ.get("SAPO_HOME") or Path("runs") / swarm
         root = Path(chosen).expanduser().absolute()
         refuse_unreadable(root, "--home", str(chosen))
@@ -152,12 +151,9 @@ class Home:
         same name, which peers refuse as equivocation."""
         mark = self.moved(name)
         if mark.exists():
-            raise UserError(
-                "node",
-                name,
-                str(_read_json(mark, str(self.root)).get("why", "lives elsewhere")),
-                f"run it where it lives now; if it is nowhere else, delete {mark}",
-            )
+            why = str(_read_json(mark, str(self.root)).get("why", "lives elsewhere"))
+            remedy = f"run it where it lives now; if it is nowhere else, delete {mark}"
+            raise UserError("node", name, why, remedy)
 
     def check_node(self, config: Config, name: str, option: str = "--node") -> None:
         """Raise `UserError` naming `option` unless a config has a node of this name."""
@@ -165,10 +161,8 @@ class Home:
             raise UserError(option, name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
 
     def choose_nodes(self, config: Config, names: Sequence[str] | None) -> list[str]:
-        """The nodes that were named, else all that have begun here.
-
-        Raises `UserError` for one that is unknown or lives elsewhere, and where none has begun.
-        """
+        """The nodes that were named, else all that have begun here. Raises `UserError` for one that is
+        unknown or lives elsewhere, and where none has begun."""
         if config.member is not None:
             problem = "the nodes here only answer: they have no model"
             raise UserError("member.type", config.member.type, problem, "name the home of a site that learns")
@@ -182,17 +176,13 @@ class Home:
 
     def prepare(self, config: Config, manifest: Manifest) -> None:
         """Create the home, or check that it belongs to this swarm and site. Raises `UserError` where not.
-
-        Members that the manifest has and the home's has not, or no longer, are written into the home's.
-        """
+        Members that the manifest has and the home's has not, or no longer, are written into the home's."""
         if self.manifest.exists():
             self.check(manifest)
             self.check_site(config)
             self._check_policies(config)
         elif self.root.exists() and not all(_before_all(entry) for entry in self.root.iterdir()):
-            raise UserError(
-                "--home", str(self.root), "is not empty and holds no swarm", "choose another folder"
-            )
+            raise self._wrong("is not empty and holds no swarm", "choose another folder")
         refuse_unwritable(self.root, "--home", self.shown)
         self.make()
         self.logs.mkdir(exist_ok=True)
@@ -227,49 +217,32 @@ class Home:
             return
         site = _read_json(self.config, str(self.root)).get("swarm", {}).get("site", DEFAULT_SITE)
         if site != config.swarm.site:
-            raise UserError(
-                "--home",
-                str(self.root),
-                f"is the home of site {site!r}, this is {config.swarm.site!r}",
-                "choose another folder or swarm.site",
-            )
+            problem = f"is the home of site {site!r}, this is {config.swarm.site!r}"
+            raise self._wrong(problem, "choose another folder or swarm.site")
 
     def _check_policies(self, config: Config) -> None:
-        """Raise `UserError` where a node that has begun would go on with another model.
-
-        Its checkpoints hold that model's weights, or only an adapter's; the base is then the config's.
-        """
+        """Raise `UserError` where a node that has begun would go on with another model. Its checkpoints hold
+        that model's weights, or only an adapter's; the base is then the config's."""
         before = self.load_config() if self.config.exists() else config
         for name in sorted({*self.node_names()} & {*before.nodes} & {*config.nodes}):
             begun = any(self.checkpoints(name).glob("round-*"))
             old, new = before.for_node(name).policy(), config.for_node(name).policy()
             for key in (key for key in {**old, **new} if begun and new.get(key) != old.get(key)):
-                raise UserError(
-                    key,
-                    new.get(key),
-                    f"{name} began with {old.get(key)!r}, and its weights are of that {key}",
-                    "leave it as it was, or begin anew in another folder",
-                )
+                problem = f"{name} began with {old.get(key)!r}, and its weights are of that {key}"
+                remedy = "leave it as it was, or begin anew in another folder"
+                raise UserError(key, new.get(key), problem, remedy)
 
     def check(self, manifest: Manifest) -> None:
         """Raise `UserError` unless the home was made by the same swarm, schema and rules."""
         found = self.load_manifest()
         differing = found.differing(manifest)
         if "swarm" in differing:
-            raise UserError(
-                "--home",
-                str(self.root),
-                f"belongs to swarm {found.swarm!r}",
-                "choose another folder or swarm.name",
-            )
+            raise self._wrong(f"belongs to swarm {found.swarm!r}", "choose another folder or swarm.name")
         check_reasoning_gym(found, "--home", str(self.root))
         if differing:
-            raise UserError(
-                "--home",
-                str(self.root),
-                f"its swarm has other tasks or rules than this config ({', '.join(differing)})",
-                "choose another folder, or resume with the config it was started with",
-            )
+            problem = f"its swarm has other tasks or rules than this config ({', '.join(differing)})"
+            remedy = "choose another folder, or resume with the config it was started with"
+            raise self._wrong(problem, remedy)
 
     def load_manifest(self) -> Manifest:
         """The manifest of an existing home. Raises `UserError` where there is none."""
@@ -295,9 +268,10 @@ class Home:
 
     def _exists(self, path: Path) -> None:
         if not path.exists():
-            raise UserError(
-                "--home", str(self.root), "holds no swarm", "start one with `sapo swarm`, or name its folder"
-            )
+            raise self._wrong("holds no swarm", "start one with `sapo swarm`, or name its folder")
+
+    def _wrong(self, problem: str, remedy: str) -> UserError:
+        return UserError("--home", str(self.root), problem, remedy)
 
     def node_names(self) -> list[str]:
         """Nodes that have a journal here, n2 before n10."""
@@ -328,10 +302,8 @@ def refuse_unreadable(folder: Path, option: str, value: str) -> None:
 
 
 def refuse_unwritable(folder: Path, option: str, value: str) -> None:
-    """Raise `UserError` on `option` = `value` unless files can be made in a folder, or where it will be.
-
-    A file is made and removed at once: permissions alone do not show a read-only file system.
-    """
+    """Raise `UserError` on `option` = `value` unless files can be made in a folder, or where it will be. A
+    file is made and removed at once: permissions alone do not show a read-only file system."""
     place = folder
     while not os.path.exists(place):  # unlike Path.exists, it takes what is too long for a name
         place = place.parent
@@ -363,17 +335,11 @@ def _before_all(entry: Path) -> bool:
     if entry.name.startswith("."):
         return True
     if not entry.is_dir():
-        return entry == home.config and _is_config(entry)
+        with suppress(UserError):
+            return entry == home.config and bool(home.load_config())
+        return False
     inside = {file.name for file in entry.iterdir() if file.name[0] != "."}
     return inside <= {KEY, CARD, LOCK} if KEY in inside else entry == home.logs and not inside
-
-
-def _is_config(path: Path) -> bool:
-    try:
-        parse(modern(_read_json(path, str(path.parent))), prefix="config.json: ")
-    except UserError:
-        return False
-    return True
 
 
 def read_manifest(path: Path, field: str, value: str) -> Manifest:
@@ -411,12 +377,8 @@ def parse_manifest(data: bytes | str, field: str, value: str) -> Manifest:
     try:
         TypeAdapter(SchemaVersion).validate_python(found["schema_version"], strict=True)
     except ValidationError:
-        raise UserError(
-            field,
-            value,
-            f"was written with schema version {schema}, this is {SCHEMA_VERSION}",
-            "choose another, or a sapo release that reads it",
-        ) from None
+        problem = f"was written with schema version {schema}, this is {SCHEMA_VERSION}"
+        raise UserError(field, value, problem, "choose another, or a sapo release that reads it") from None
     known_names = {*Manifest.model_fields, ADVICE}
     unknown = [name for name in found if name not in known_names and found[name] is not None]
     if unknown:
@@ -435,9 +397,6 @@ def check_reasoning_gym(manifest: Manifest, field: str, value: str) -> None:
     """Raise `UserError` unless the installed reasoning-gym makes the questions that the swarm agreed on."""
     installed = version("reasoning-gym")
     if manifest.reasoning_gym != installed:
-        raise UserError(
-            field,
-            value,
-            f"pins reasoning-gym {manifest.reasoning_gym}, installed is {installed}",
-            package_command(f"reasoning-gym=={manifest.reasoning_gym}"),
-        )
+        problem = f"pins reasoning-gym {manifest.reasoning_gym}, installed is {installed}"
+        remedy = package_command(f"reasoning-gym=={manifest.reasoning_gym}")
+        raise UserError(field, value, problem, remedy)

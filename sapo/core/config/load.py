@@ -1,7 +1,5 @@
 """Settings: TOML presets and files, environment and flags, merged in that order and checked as one.
-
-Importable without torch, transformers, prefect or mlflow.
-"""
+Importable without torch, transformers, prefect or mlflow."""
 
 import difflib
 import json
@@ -170,12 +168,8 @@ class Config(Section):
         banned = {"node", "swarm", "rules", "history", "track", "deploy", "member"} & overrides.keys()
         if banned:
             key = sorted(banned)[0]
-            raise UserError(
-                f"node.{number}.{key}",
-                overrides[key],
-                "is the whole swarm's",
-                f"set {key} without the node prefix",
-            )
+            remedy = f"set {key} without the node prefix"
+            raise UserError(f"node.{number}.{key}", overrides[key], "is the whole swarm's", remedy)
         return parse(merge(self.model_dump(mode="json") | {"node": {}}, overrides), prefix=f"node.{number}.")
 
     def manifest_tasks(self) -> list[Task]:
@@ -187,10 +181,8 @@ class Config(Section):
         return list(seen.values())
 
     def policy(self) -> dict[str, Any]:
-        """Settings that decide which model a node trains, and under which prompt where one is set.
-
-        None of it can change once the node has begun.
-        """
+        """Settings that decide which model a node trains, and under which prompt where one is set. None of it
+        can change once the node has begun."""
         own = self.model_dump(mode="json", include={"model", "dtype", "lora", "starter", "prompt"})
         return own | {"starter": own["starter"] if self.model.startswith("starter") else None}
 
@@ -219,9 +211,7 @@ def presets() -> list[str]:
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` laid on `base`, tables key by key, the rest replaced; a bus of another type starts afresh.
-
-    `track.traits` is replaced as a whole, or a printed config would gain those of the preset it lies over.
-    """
+    `track.traits` is replaced as a whole, or a printed config would gain those of the preset it lies over."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
@@ -273,12 +263,8 @@ def load(
     config = parse(values)
     for number in config.node:
         if not number.isdigit() or int(number) >= config.swarm.nodes:
-            raise UserError(
-                "node",
-                number,
-                f"the swarm has nodes 0 to {config.swarm.nodes - 1}",
-                "name one of them or raise swarm.nodes",
-            )
+            problem = f"the swarm has nodes 0 to {config.swarm.nodes - 1}"
+            raise UserError("node", number, problem, "name one of them or raise swarm.nodes")
     for name in config.nodes:
         config.for_node(name)
     return config
@@ -342,9 +328,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(
-            "--config", str(path), error.strerror or str(error), "give a readable TOML file"
-        ) from None
+        problem = error.strerror or str(error)
+        raise UserError("--config", str(path), problem, "give a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError("--config", str(path), f"is not TOML: {error}", "correct the file") from None
 
@@ -429,11 +414,11 @@ def _keys_at(loc: Sequence[int | str]) -> list[str]:
         if part in TAGGED:
             found = [TAGGED[part]]
         elif isinstance(part, str):
-            found = [one for model in found for one in _sections(model, part)]
+            found = [one for model in found for one in sections(model, part)]
     return [key for model in found for key in model.model_fields]
 
 
-def _sections(model: type[Section], name: str) -> list[type[Section]]:
+def sections(model: type[Section], name: str) -> list[type[Section]]:
     """The section that a field holds; several where its `type` decides which, none where it is a value."""
     field = model.model_fields.get(name)
     todo: list[Any] = [] if field is None else [field.annotation]
@@ -450,7 +435,7 @@ def setting_keys(model: type[Section] = Config, prefix: str = "") -> list[str]:
     """All settings as dotted keys, sections that are lists left out: `learn.lr`, `swarm.rounds`, ..."""
     keys: dict[str, None] = {}
     for name, field in model.model_fields.items():
-        inner = [] if get_origin(field.annotation) in (list, dict) else _sections(model, name)
+        inner = [] if get_origin(field.annotation) in (list, dict) else sections(model, name)
         keys.update(dict.fromkeys(key for one in inner for key in setting_keys(one, f"{prefix}{name}.")))
         if not inner:
             keys[prefix + name] = None
@@ -459,9 +444,7 @@ def setting_keys(model: type[Section] = Config, prefix: str = "") -> list[str]:
 
 def _meant(parts: Sequence[str], known: Sequence[str]) -> list[str]:
     """Which settings an unknown key may stand for: those of the same last name, else the one most like it.
-
-    `known` are the keys that its section has.
-    """
+    `known` are the keys that its section has."""
     given, (*section, leaf) = ".".join(parts), parts
     # what the starter is made with comes last: few settings are meant for it
     every = sorted(setting_keys(), key=lambda key: key.startswith("starter."))
@@ -487,11 +470,8 @@ MOST_MEANT = 3
 """Settings of one last name that are offered for a key that names no section."""
 LIKE = 0.6
 """Likeness from which on a key is taken for a misspelt other one."""
-BUSES: dict[str | int, type[Section]] = {
-    "sqlite": SqliteBus,
-    "kafka": KafkaBus,
-    "memory": MemoryBus,
-    "own": OwnBus,
+TAGGED: dict[int | str, type[Section]] = {
+    one.model_fields["type"].default: one
+    for one in (SqliteBus, KafkaBus, MemoryBus, OwnBus, OpenAIMember, CommandMember, PersonMember)
 }
-TAGGED = BUSES | {"openai": OpenAIMember, "command": CommandMember, "person": PersonMember}
 """Tags that pydantic puts into the place of an error, between `bus` or `member` and the key."""

@@ -1,13 +1,12 @@
 """The manifest: what all nodes of a swarm agree on, and what a peer's recipe may ask for."""
 
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import version
 from operator import not_
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Config, Rules
@@ -17,6 +16,7 @@ from sapo.core.types import (
     AUTHOR_KINDS,
     SCHEMA_VERSION,
     AuthorKind,
+    CanonicalObject,
     Hex64,
     Name,
     Recipe,
@@ -37,22 +37,11 @@ RULES = (
 """Fields that are those of section `rules`."""
 
 
-def _canonical(text: str) -> str:
-    """Refuse parameters that are not the canonical JSON of an object: what others would read another way."""
-    try:
-        same = canonical(json.loads(text, object_pairs_hook=dict)) == text and text.startswith("{")
-    except (ValueError, RecursionError):
-        same = False
-    if not same:
-        raise ValueError("must be a JSON object in canonical form")
-    return text
-
-
 class AllowedTask(Record):
     """A source with one set of parameters (canonical JSON) that recipes may name."""
 
     dataset: SourceName
-    config: Annotated[str, AfterValidator(_canonical)]
+    config: CanonicalObject
     pin: Pin | None = Field(default=None, exclude_if=unset)
     """The code of a source that is not ReasoningGYM's."""
 
@@ -85,18 +74,14 @@ class Manifest(Record):
     def of(cls, config: Config) -> Self:
         """The manifest a config stands for, with the installed reasoning-gym version."""
         rules: Rules = config.rules
+        tasks = [
+            AllowedTask(dataset=one.dataset, config=canonical(one.config), pin=one.pin)
+            for one in config.manifest_tasks()
+        ]
         return cls(
             swarm=config.swarm.name,
             reasoning_gym=version("reasoning-gym"),
-            tasks=tuple(
-                sorted(
-                    (
-                        AllowedTask(dataset=t.dataset, config=canonical(t.config), pin=t.pin)
-                        for t in config.manifest_tasks()
-                    ),
-                    key=lambda t: (t.dataset, t.config),
-                )
-            ),
+            tasks=tuple(sorted(tasks, key=lambda one: (one.dataset, one.config))),
             **{name: getattr(rules, name) for name in RULES},
             members=tuple(rules.members),
             authors=tuple(kind for kind in AUTHOR_KINDS if kind in rules.authors),

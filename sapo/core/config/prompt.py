@@ -21,10 +21,8 @@ def system_prompt(answer: AnswerFormat) -> str | None:
 
 
 class Prompt(Section):
-    """What a policy reads around each question. A node may have its own: `node.0.prompt`.
-
-    Peers' texts are encoded again under the receiver's prompt. A node that has begun keeps its prompt.
-    """
+    """What a policy reads around each question. A node may have its own: `node.0.prompt`. Peers' texts are
+    encoded again under the receiver's prompt. A node that has begun keeps its prompt."""
 
     system: Text | None = None
     """Replaces the instruction of `rules.answer`; `""` is none."""

@@ -1,11 +1,11 @@
 """Secrets are named in a config and fetched only where they are used: they never enter what is logged."""
 
-import contextvars
 import os
-import threading
+from concurrent.futures import wait
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sapo.core.beside import begun
 from sapo.core.errors import Unavailable, UserError
 
 BLOCK_S = 5.0
@@ -54,23 +54,18 @@ def _from_block(name: str, reference: str, field: str) -> str:
 
     if get_current_settings().api.url is None:  # Prefect would start a server of its own, which has no blocks
         raise UserError(field, reference, "no Prefect API is named", "export PREFECT_API_URL=http://.../api")
-    found: list[str | Exception] = []
 
-    def load() -> None:
-        try:
-            # mypy cannot see that this is the synchronous half of a method with two
-            found.append(str(Secret.load(name, _sync=True).get()))  # type: ignore[union-attr,call-arg]
-        except Exception as error:
-            found.append(error)
+    def load() -> str:
+        # mypy cannot see that this is the synchronous half of a method with two
+        return str(Secret.load(name, _sync=True).get())  # type: ignore[union-attr,call-arg]
 
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(load,), name="secret", daemon=True)
-    thread.start()
-    thread.join(BLOCK_S)
-    if not found:
+    asked = begun("secret", load)
+    if not wait([asked], BLOCK_S).done:
         raise Unavailable(f"{reference}: Prefect did not answer within {BLOCK_S:.0f} s")
-    if isinstance(found[0], ValueError):
+    try:
+        return asked.result()
+    except ValueError:
         remedy = f'make it: Secret(value=...).save("{name}")'
         raise UserError(field, reference, "Prefect has no Secret block of this name", remedy) from None
-    if isinstance(found[0], Exception):
-        raise Unavailable(f"{reference}: Prefect cannot be asked: {found[0]!r}") from None
-    return found[0]
+    except Exception as error:
+        raise Unavailable(f"{reference}: Prefect cannot be asked: {error!r}") from None
