@@ -16,10 +16,10 @@ from types import FrameType
 from typing import Any, TextIO
 
 from sapo.core.answer_format import AnswerFormat
-from sapo.core.errors import described
+from sapo.core.errors import UserError, described
 from sapo.tasks import sandbox
 from sapo.tasks.verifier import score
-from sapo.tasks.worker_messages import Item, Lot, Op, Parameter, Refusal, Reply, Scores
+from sapo.tasks.worker_messages import Item, Judged, Lot, Op, Reply
 
 EXIT_MEMORY = 3
 WARM_UPS = 4
@@ -143,15 +143,13 @@ class Server:
             case = self._case(item)
             seconds = time.thread_time() - began
             if isinstance(case, str):
-                yield Reply("refused", n, Refusal(case, seconds))
+                yield Reply("judged", n, Judged(case, (), seconds))
                 continue
             case.seconds = seconds
             yield Reply("at", n, len(case.texts) * self._cell.TRIES * bounds.clock_s + GRACE_S)
             self._cell.judge(case, bounds)
-            if case.slow:
-                yield Reply("refused", n, Refusal("slow", case.seconds))
-            else:
-                yield Reply("scores", n, Scores(tuple(case.findings), case.seconds))
+            reason, findings = ("slow", ()) if case.slow else (None, case.findings)
+            yield Reply("judged", n, Judged(reason, findings, case.seconds))
 
     def _case(self, item: Item) -> Any:
         try:
@@ -191,14 +189,11 @@ class Server:
             if op == "rows":
                 return Reply("rows", value=self._items.training_rows(item.dataset, item.config, *item.texts))
             _, entry = self._entry(item)
-        except self._gym.ParameterError as error:
-            if op == "check":
-                wrong = Parameter(error.field, error.value, error.problem, error.remedy)
-                return Reply("parameter", value=wrong)
-            return Reply("unscorable", value=_reason(error))
         except MemoryError:
             raise
         except Exception as error:  # a generator may raise anything; its message is the reason
+            if op == "check" and isinstance(error, UserError):
+                return Reply("wrong", value=(error.field, error.value, error.problem, error.remedy))
             return Reply("unscorable", value=_reason(error))
         return self._answer(op, entry)
 
