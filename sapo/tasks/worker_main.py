@@ -48,10 +48,10 @@ def main(argv: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory << 20, memory << 20))
     server = Server(answer, limit, foreign, own)  # type: ignore[arg-type]
-    standing = sandbox.around_worker()
+    walls = sandbox.around_worker()
     server.read()
     os.dup2(nowhere, 2)
-    _send(replies, Reply("ready", value=standing))
+    _send(replies, Reply("ready", value=[wall.name for wall in walls if wall.stands]))
     return _serve(server, sys.stdin, replies, Watch(parent))
 
 

@@ -132,7 +132,7 @@ class TaskWorkers:
         """
         groups = _in_groups(items)
         outcomes: list[Outcome] = []
-        for group, judged in zip(groups, self._judged("score", groups), strict=True):
+        for group, judged in zip(groups, self._verdicts("score", groups), strict=True):
             if judged.reason is None:
                 outcomes += _outcomes(judged)
             else:
@@ -152,7 +152,7 @@ class TaskWorkers:
                 tuple(_outcomes(one)),
                 one.seconds,
             )
-            for one in self._judged("judge", items)
+            for one in self._verdicts("judge", items)
         ]
 
     @property
@@ -232,7 +232,7 @@ class TaskWorkers:
     def _each(self, op: Op, recipes: Sequence[Recipe]) -> list[Reply]:
         return _replies(self._run(op, [_item(recipe) for recipe in recipes]))
 
-    def _judged(self, op: Op, items: Sequence[Item]) -> list[Judged]:
+    def _verdicts(self, op: Op, items: Sequence[Item]) -> list[Judged]:
         return [reply.value for reply in _replies(self._run(op, items))]
 
     def _run(self, op: Op, items: Sequence[Item]) -> WorkBatch:
