@@ -34,10 +34,10 @@ class Recovery:
     policy: LoadedPolicy
     learner: Learner
     clock: Callable[[], float]
+    partners: KeptFiles
+    """What the node has averaged with, where it gossips."""
     kept_rounds: Callable[[], set[int]] = set
     """Rounds whose checkpoints must stay, besides the newest and those that replay needs."""
-    partners: KeptFiles | None = None
-    """What the node has averaged with, where it gossips."""
     last_at: float = 0.0
     """When the newest checkpoint was taken."""
     last_s: float = 0.0
@@ -160,8 +160,7 @@ class Recovery:
         )
         self.journal.record_checkpoint(saved, owe_version=self._version_due(round, last))
         self.journal.prune()
-        if self.partners is not None:
-            self.partners.prune(min(kept.round for kept in self.journal.checkpoints()))
+        self.partners.prune(min(kept.round for kept in self.journal.checkpoints()))
         self.last_at = self._ended_at(round)
         self.last_s = self.clock() - began
 

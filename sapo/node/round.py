@@ -1,12 +1,6 @@
 """One node: Algorithm 1 of arXiv:2509.08721 as five stages over a journal, in plain Python.
 
-| Line of Algorithm 1 | Stage | Continues in |
-|---|---|---|
-| SampleBatch, generate | `generate` | `group_maker.GroupMaker`, `rollout.RolloutMaker` |
-| SelectSubset, Communicate | `publish` | `peers.sampling.select_subset`, `store.journal.outbox` |
-| SampleExternal: the pool, in random order | `consume_sample` | `receive.Intake`, `peers.sampling.walk` |
-| SampleSelf, zero-advantage filter | `verify` | `verify.PeerVerifier`, `peers.sampling.sample_external` |
-| PolicyGradient: advantages, loss, step | `grpo_update` | `batch.batch_group`, `learn.update` |
+docs/house.md has the table of the paper's lines, and where each stage goes on.
 
 Each stage can be entered again after a crash: what the journal holds is taken from there, the rest is done
 once more. The journal takes a round in three transactions: groups, batch, result.
@@ -112,7 +106,10 @@ class NodeRuntime:
         """Seconds of the last update, where it was made in this process."""
         self._next: QuestionStream | None = None
         """Of the next round's questions, begun beside an update."""
-        self._batch: Batch | None = None
+        self.batch: Batch | None = None
+        """That of the newest update."""
+        self.beside: Callable[[], Mapping[str, float]] = dict
+        """More series for every round, of what goes on around the node."""
         self._now = _Round()
         self._last: Mapping[str, float] = recent[-1].metrics if recent else {}
         self._since = parts.clock()  # when the last round ended, or this process began
@@ -221,8 +218,7 @@ class NodeRuntime:
             for group, signed in zip(now.groups, now.signed, strict=True):
                 parts.intake.pool.seen.add(group, signed.content_sha256)
             now.metrics["time/generate"] += parts.clock() - started
-        if parts.deliverer is not None:
-            parts.deliverer.notify()
+        parts.deliverer.notify()
 
     # -- 3. SampleExternal: what may be drawn, in which order ---------------------------------------------
 
@@ -246,11 +242,6 @@ class NodeRuntime:
             )
         now.metrics["time/consume"] = parts.clock() - started
         return len(pool)
-
-    @property
-    def batch(self) -> Batch | None:
-        """The batch of the newest update."""
-        return self._batch
 
     def ask(self, questions: QuestionStream) -> None:
         """Use these questions in the next round instead of drawing new ones."""
@@ -449,7 +440,7 @@ class NodeRuntime:
         if self._next is not None:
             self._next.advance()
         now.metrics |= step.metrics | source_metrics(now.batch)
-        now.metrics |= parts.metrics()
+        now.metrics |= self._surroundings()
         if parts.freshness is not None:
             parts.freshness.learned(foreign_gaps(now.batch, step), finished)
         digest, tensors = digests.result() if digests is not None else ("", ())
@@ -471,12 +462,11 @@ class NodeRuntime:
         self._ends.append(finished)
         self._last, self._since = result.metrics, finished
         self.round += 1
-        self._batch, self._now = now.batch, _Round()
+        self.batch, self._now = now.batch, _Round()
         if checkpoint:
             parts.recovery.take(self.round, last=last, weights_sha256=digest)
             self._now.metrics[CHECKPOINT_TIME] = parts.recovery.last_s
-        if parts.deliverer is not None:
-            parts.deliverer.notify()
+        parts.deliverer.notify()
         self._alarms.hear(result.round, alarm)
         if alarm and self.config.guard.action == "pause":
             raise Paused(f"{self.name} paused after round {result.round}: {alarm}")
@@ -570,17 +560,21 @@ class NodeRuntime:
         secret = self.parts.maker.own.identity.secret(stage)
         return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage, secret)
 
-    def report_beside(self, beside: Callable[[], Mapping[str, float]]) -> None:
-        """Add these series to every round, of what goes on around the node."""
-        self.parts.beside = beside
-
     def outages(self) -> dict[str, float]:
         """The series `outage/*`: 1 for every service that is away now."""
-        return self.parts.outages()
+        away = self.deliverer.away() | ({"bus"} if self.parts.intake.outage.away else set())
+        return {f"outage/{service}": 1.0 for service in sorted(away)}
+
+    def _surroundings(self) -> dict[str, float]:
+        """The series `outage/*`, `owed/*` and `adaptive/*`, and what `beside` adds."""
+        owed = {f"owed/{kind}": float(count) for kind, count in self.journal.owed_counts().items()}
+        freshness = self.parts.freshness
+        drawn = {} if freshness is None else freshness.metrics()
+        return self.outages() | owed | drawn | dict(self.beside())
 
     def drain(self, timeout: float) -> bool:
         """Deliver what is owed, within `timeout` seconds; whether nothing is owed any more."""
-        return self.parts.deliverer is None or self.parts.deliverer.drain(timeout)
+        return self.deliverer.drain(timeout)
 
     def close(self) -> None:
         """Stop the deliverer and the workers, release the lock. What is owed stays in the journal.

@@ -75,12 +75,8 @@ class _Failed(Exception):
         super().__init__(why)
 
 
-class _Declined(Exception):
+class _Declined(UserError):
     """The endpoint takes this question not at all, or none as they are sent."""
-
-    def __init__(self, error: UserError) -> None:
-        self.error = error
-        super().__init__(error.problem)
 
 
 @dataclass(slots=True)
@@ -235,7 +231,7 @@ class OpenAIBackend:
                     kept, why = await self._request(ask, many, call)
             except _Declined as declined:
                 if many == 1:
-                    call.declined[ask.place] = declined.error
+                    call.declined[ask.place] = declined
                     return
                 single, tries = True, 0
                 continue
@@ -341,7 +337,7 @@ class OpenAIBackend:
         if self._comes_round(said):
             raise _Failed(f"it refuses a parameter {told}")
         problem = f"the endpoint refuses the request {told}"
-        raise _Declined(UserError("member.model", model, problem, "change what it asks for, or the model"))
+        raise _Declined("member.model", model, problem, "change what it asks for, or the model")
 
     def _comes_round(self, said: str) -> bool:
         """Whether the next request is another: under a newer name, or without what may be left out."""
