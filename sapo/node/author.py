@@ -27,12 +27,10 @@ class Author:
 
     @property
     def identity(self) -> Identity:
-        """Its key."""
         return self.held.identity
 
     @property
     def incarnation(self) -> str:
-        """Of its journal."""
         return self.journal.incarnation
 
 

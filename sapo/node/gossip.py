@@ -110,10 +110,8 @@ class Gossip:
         return (round + 1) % self.config.every == 0
 
     def begin(self, batch: Batch) -> None:
-        """Before an update: begin the slow weights where there are none.
-
-        A round without groups is not in the history, so it neither begins nor ends anything here.
-        """
+        """Before an update: begin the slow weights where there are none. A round without groups is not in the
+        history, so it neither begins nor ends anything here."""
         if self.learner.outer is None and batch.groups:
             self.learner.begin_outer()
             self._begun = batch.round
@@ -229,10 +227,8 @@ class Gossip:
 
 
 class AnnounceSink:
-    """Puts offered weights into the store, then announces them on the bus; twice does no harm.
-
-    Only the newest of those owed is of use: what came before it is passed over.
-    """
+    """Puts offered weights into the store, then announces them on the bus; twice does no harm. Only the
+    newest of those owed is of use: what came before it is passed over."""
 
     kind = "gossip"
 

@@ -80,10 +80,8 @@ class Recovery:
         return done
 
     def _repeat_since(self, found: checkpoint.Checkpoint) -> str:
-        """Make the journal's rounds since a checkpoint again, and compare each with its result.
-
-        Returns what is other here than it was for rounds not found to be the same; empty if all are.
-        """
+        """Make the journal's rounds since a checkpoint again, and compare each with its result. Returns what
+        is other here than it was for rounds not found to be the same; empty if all are."""
         results = self.journal.results(found.round - 1)
         repeater = Repeater(
             self.policy,
@@ -120,10 +118,8 @@ class Recovery:
         return None
 
     def due(self, round: int, at: float, *, last: bool) -> bool:
-        """Whether a checkpoint belongs after `round` rounds: by their number, by time, or for a version.
-
-        Time is that of recorded rounds, `at` the end of the last: a crash moves no checkpoint.
-        """
+        """Whether a checkpoint belongs after `round` rounds: by their number, by time, or for a version. Time
+        is that of recorded rounds, `at` the end of the last: a crash moves no checkpoint."""
         config = self.config.checkpoint
         return (
             self._version_due(round, last)
@@ -179,10 +175,8 @@ class Recovery:
             return self.clock()  # pruned: it lies behind checkpoints that are there no more
 
     def roll_back(self, to: int | None = None) -> int:
-        """Load a checkpoint in place of the current weights: that of round `to`, else the newest one.
-
-        Returns its round.
-        """
+        """Load a checkpoint in place of the current weights: that of round `to`, else the newest one. Returns
+        its round."""
         recorded = [kept.round for kept in self.journal.checkpoints()]
         found = None if to is None else self._at(to)
         found = found or (self._newest(recorded[-1]) if recorded else None)

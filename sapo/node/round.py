@@ -145,11 +145,9 @@ class NodeRuntime:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds of the config are done."""
         return over(self.config, self.round, self._last)
 
     def run_round(self) -> RoundResult:
-        """One whole round."""
         self.generate()
         self.publish()
         self.consume_sample()
@@ -200,10 +198,8 @@ class NodeRuntime:
     # -- 2. SelectSubset, Communicate --------------------------------------------------------------------
 
     def publish(self) -> None:
-        """Select what peers get, sign and journal the groups (transaction 1), and wake the deliverer.
-
-        The deliverer (`store.journal.outbox`) sends what is owed to the bus beside the round.
-        """
+        """Select what peers get, sign and journal the groups (transaction 1), and wake the deliverer. The
+        deliverer (`store.journal.outbox`) sends what is owed to the bus beside the round."""
         now, parts, started = self._now, self.parts, self.parts.clock()
         if not now.signed:
             now.groups, chosen = parts.maker.select(self.round, now.groups)
@@ -224,10 +220,7 @@ class NodeRuntime:
 
     def consume_sample(self, past_the_bus: Sequence[Received] = ()) -> int:
         """Read the bus, admit what may enter the pool, draw the order in which it is walked; returns the
-        pool's size.
-
-        An experiment's controls give groups `past_the_bus` and admission.
-        """
+        pool's size. An experiment's controls give groups `past_the_bus` and admission."""
         now, parts, pool = self._now, self.parts, self.parts.intake.pool
         parts.check()
         started = parts.clock()
@@ -250,10 +243,8 @@ class NodeRuntime:
     # -- 4. SampleSelf, verification, zero-advantage filter -------------------------------------------------
 
     def verify(self) -> int:
-        """Score own groups, and verify foreign ones along the walk until J of them are informative.
-
-        Returns the number of groups that the round learns from.
-        """
+        """Score own groups, and verify foreign ones along the walk until J of them are informative. Returns
+        the number of groups that the round learns from."""
         now, parts, started = self._now, self.parts, self.parts.clock()
         if now.batch is None and now.draw is None:
             assert now.order is not None
@@ -313,10 +304,8 @@ class NodeRuntime:
         return own * self._update_s + self._now.metrics["time/generate"] + scoring
 
     def _commit_batch(self) -> Batch:
-        """Make the batch, with its advantages, and journal it (transaction 2).
-
-        What came and went within this round is remembered too, so that it stays away.
-        """
+        """Make the batch, with its advantages, and journal it (transaction 2). What came and went within this
+        round is remembered too, so that it stays away."""
         now, parts, pool = self._now, self.parts, self.parts.intake.pool
         assert now.draw is not None
         batch = self._make_batch(now.draw.chosen)
@@ -491,10 +480,8 @@ class NodeRuntime:
         return done
 
     def _update(self, batch: Batch) -> StepResult:
-        """The learner's step, without what others wrote if it died `ATTEMPTS` times with it.
-
-        It may be too much for this machine, and would be so at every start.
-        """
+        """The learner's step, without what others wrote if it died `ATTEMPTS` times with it. It may be too
+        much for this machine, and would be so at every start."""
         mark, died = self.parts.home.node(self.name) / UPDATING, 0
         if mark.exists():
             round, _, times = mark.read_text().partition(" ")

@@ -45,10 +45,8 @@ for every recipe, because some draw their tasks at construction and some depend 
 
 
 def entry(dataset: str, config: str, seed: int, index: int) -> tuple[Any, dict[str, Any]]:
-    """The library's data set object and its entry for a recipe.
-
-    Raises `UserError` for what cannot be constructed and whatever the generator raises.
-    """
+    """The library's data set object and its entry for a recipe. Raises `UserError` for what cannot be
+    constructed and whatever the generator raises."""
     seed_globals((dataset, config, seed, index))
     if dataset not in RESEEDED:
         source = construct(dataset, json.loads(config), seed, index)
@@ -100,10 +98,8 @@ def construct(name: str, params: dict[str, Any], seed: int, index: int) -> Any:
 
 
 def make_config(name: str, params: dict[str, Any], seed: int) -> Any:
-    """The library's config object from JSON parameters.
-
-    Raises `UserError` for a task that cannot be: its field is `dataset`, `config` or `config.<parameter>`.
-    """
+    """The library's config object from JSON parameters. Raises `UserError` for a task that cannot be: its
+    field is `dataset`, `config` or `config.<parameter>`."""
     if name not in DATASETS:
         known = [*DATASETS, *entry_points(group="sapo.tasks").names]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

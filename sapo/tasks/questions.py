@@ -88,10 +88,8 @@ class QuestionStream:
             self.begin()
 
     def result(self) -> list[Question]:
-        """The questions in the order of their places.
-
-        Raises `UserError` when a place finds none, as with a data set of very few questions.
-        """
+        """The questions in the order of their places. Raises `UserError` when a place finds none, as with a
+        data set of very few questions."""
         while self._open:
             if self._attempt == MAX_ATTEMPTS:
                 raise self._nothing()

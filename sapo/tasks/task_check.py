@@ -44,10 +44,8 @@ class Finding:
 
 
 def check_tasks(tasks: Sequence[Task], held_out: float = 0.1) -> Iterator[tuple[Task, list[Finding]]]:
-    """Try tasks that can be asked here, several at once; what is found comes in their order.
-
-    Raises `UserError` for parameters that a source refuses.
-    """
+    """Try tasks that can be asked here, several at once; what is found comes in their order. Raises
+    `UserError` for parameters that a source refuses."""
     own, free = usable(tasks), Queue[list[TaskWorkers]]()
     with ExitStack() as stack:
         several = min(len(tasks), machine.usable().whole_cores)

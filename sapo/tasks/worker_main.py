@@ -28,11 +28,8 @@ GRACE_S = 5.0
 
 
 def main(argv: list[str]) -> int:
-    """Serve until input closes.
-
-    Arguments: parent's pid, answer format, time limit, limit for peers' texts, memory in MiB, names of
-    sources that are not ReasoningGYM's.
-    """
+    """Serve until input closes. Arguments: parent's pid, answer format, time limit, limit for peers' texts,
+    memory in MiB, names of sources that are not ReasoningGYM's."""
     parent, answer, limit, foreign, memory, own = (
         int(argv[0]),
         argv[1],

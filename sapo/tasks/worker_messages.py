@@ -9,11 +9,8 @@ Op = Literal["names", "check", "question", "answer", "digest", "rows", "score", 
 
 
 class Item(NamedTuple):
-    """One recipe to be worked on.
-
-    `score` and `judge` have texts, and `judge` the question claimed; the texts of `rows` are the salt and the
-    share of what is held out.
-    """
+    """One recipe to be worked on. `score` and `judge` have texts, and `judge` the question claimed; the texts
+    of `rows` are the salt and the share of what is held out."""
 
     dataset: str
     config: str
@@ -30,12 +27,10 @@ class Lot(NamedTuple):
     items: tuple[Item, ...]
 
     def line(self) -> bytes:
-        """The lot as it is sent."""
         return json.dumps(self).encode() + b"\n"
 
     @classmethod
     def read(cls, line: str) -> "Lot":
-        """What `line` wrote."""
         op, items = json.loads(line)
         return cls(op, tuple(Item(*item) for item in items))
 
@@ -76,11 +71,9 @@ class Reply(NamedTuple):
     value: Any = None
 
     def line(self) -> bytes:
-        """The reply as it is sent."""
         return json.dumps(self).encode() + b"\n"
 
     @classmethod
     def read(cls, line: bytes) -> "Reply":
-        """What `line` wrote."""
         kind, item, value = json.loads(line)
         return cls(kind, item, Judged(*value) if kind == "judged" else value)

@@ -100,7 +100,6 @@ class TaskWorkers:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that run now."""
         return [worker.process.pid for worker in self._workers if worker.process is not None]
 
     def questions(self, recipes: Sequence[Recipe]) -> list[Question | Outcome]:
@@ -157,8 +156,7 @@ class TaskWorkers:
 
     @property
     def walls(self) -> tuple[str, ...]:
-        """Names of the kernel walls round the processes (`sapo.tasks.sandbox`); starts one where none
-        runs."""
+        """Names of the kernel walls round the processes; starts one where none runs."""
         self.datasets()
         return self._workers[0].walls
 
@@ -183,14 +181,12 @@ class TaskWorkers:
         return self._training[key]
 
     def datasets(self) -> list[str]:
-        """Names of ReasoningGYM's data sets."""
         (reply,) = _replies(self._run("names", [Item("", "", 0, 0)]))
         names: list[str] = reply.value
         return names
 
     def check(self, tasks: Sequence[Task]) -> None:
-        """Raise `UserError` unless every source and parameter that is asked is known, valid and gives
-        questions."""
+        """Raise `UserError` unless every source and parameter asked is known, valid and gives questions."""
         asked = {number: task for number, task in enumerate(tasks) if task.weight > 0}
         items = [Item(task.dataset, canonical(task.config), 0, 0) for task in asked.values()]
         for (number, task), reply in zip(asked.items(), _replies(self._run("check", items)), strict=True):

@@ -141,10 +141,8 @@ class AnswerBook:
     def settle(
         self, ticket: int, answers: Sequence[Answer], *, wanted: int, tokens: int = 0, cost: float = 0.0
     ) -> int:
-        """Keep what a request brought, and what it took, in one piece; returns how many answers were kept.
-
-        No question gets more than `wanted`.
-        """
+        """Keep what a request brought, and what it took, in one piece; returns how many answers were kept. No
+        question gets more than `wanted`."""
         with self._transaction():
             row = self._db.execute("SELECT place FROM sent WHERE id = ?", (ticket,)).fetchone()
             self._db.execute("DELETE FROM sent WHERE id = ?", (ticket,))

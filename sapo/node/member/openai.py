@@ -178,10 +178,8 @@ class OpenAIBackend:
         return request
 
     async def _see_to(self, tasks: Collection["asyncio.Task[None]"], call: _Call) -> None:
-        """Wait for all; after an error or when the member stops, only for requests that are under way.
-
-        Raises the first error.
-        """
+        """Wait for all; after an error or when the member stops, only for requests that are under way. Raises
+        the first error."""
         waiting, errors = set(tasks), list[BaseException]()
         stopped_at: float | None = None
         while waiting:
@@ -199,10 +197,8 @@ class OpenAIBackend:
             raise errors[0]
 
     def _judge_unanswered(self, call: _Call, *, alone: bool) -> None:
-        """Give up questions without answers where the endpoint answers others; raise where it answers none.
-
-        A round of one question has no others: what was ever answered counts then.
-        """
+        """Give up questions without answers where the endpoint answers others; raise where it answers none. A
+        round of one question has no others: what was ever answered counts then."""
         before = alone and call.book.totals()["answers"] > 0
         if call.over and not call.answers_others():
             return

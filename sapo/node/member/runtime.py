@@ -137,7 +137,6 @@ class MemberRuntime:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds of the config are done."""
         return self.round >= self.config.swarm.rounds
 
     def run_round(self) -> RoundResult:

@@ -23,7 +23,6 @@ class Probe:
 
     @property
     def standing(self) -> tuple[str, ...]:
-        """Names of the walls that stand."""
         return tuple(wall.name for wall in self.walls if wall.stands)
 
     @property
