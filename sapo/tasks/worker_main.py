@@ -30,26 +30,20 @@ GRACE_S = 5.0
 def main(argv: list[str]) -> int:
     """Serve until input closes. Arguments: parent's pid, answer format, time limit, limit for peers' texts,
     memory in MiB, names of sources that are not ReasoningGYM's."""
-    parent, answer, limit, foreign, memory, own = (
-        int(argv[0]),
-        argv[1],
-        float(argv[2]),
-        float(argv[3]),
-        int(argv[4]),
-        argv[5:],
-    )
+    parent, answer, limit, foreign, memory_mb, *own = argv
+    memory = int(memory_mb) << 20
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (memory << 20, memory << 20))
-    server = Server(answer, limit, foreign, own)  # type: ignore[arg-type]
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    server = Server(answer, float(limit), float(foreign), own)  # type: ignore[arg-type]
     walls = sandbox.around_worker()
     server.read()
     os.dup2(nowhere, 2)
     _send(replies, Reply("ready", value=[wall.name for wall in walls if wall.stands]))
-    return _serve(server, sys.stdin, replies, Watch(parent))
+    return _serve(server, sys.stdin, replies, Watch(int(parent)))
 
 
 def _serve(server: "Server", requests: TextIO, replies: int, watch: "Watch") -> int:
