@@ -220,7 +220,7 @@ class Swarm:
         if node.parts.gossip is not None and node.parts.announcer is not None:
             if offered := node.journal.owed("gossip", 1):
                 node.parts.announcer.deliver(offered, node.journal)
-            node.parts.gossip.prune(node.round)  # nothing is repeated here
+            node.parts.gossip.kept.prune(node.round)  # nothing is repeated here
         for kind in node.journal.owed_counts():
             node.journal.acknowledge(kind, ALL_DEBTS)
         kept = series_of(batch, result)

@@ -329,7 +329,7 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
     with open_tracked(process.config, name, process.home, uri=uri, stop=process.stop) as runtime:
         session = Session(process, runtime)
         SESSION.set(session)
-        runtime.report_beside(orchestrator.metrics)
+        runtime.beside = orchestrator.metrics
         gc.freeze()  # a node lasts as long as its process: the collector need not go over it again and again
         rounds, paused = runtime.config.flow.rounds_per_run, False
         while not session.over() and not paused:
@@ -344,7 +344,7 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
                 log.warning("%s", error)
                 paused = True
         delivered, owed = deliver_the_rest(session), runtime.journal.owed_counts()
-        why = runtime.deliverer.why_owing() if runtime.deliverer else ""
+        why = runtime.deliverer.why_owing()
         finished = runtime.finished and not process.stopping()
     if not delivered:
         what = ", ".join(f"{count} {kind}" for kind, count in owed.items())
@@ -363,7 +363,7 @@ def deliver_the_rest(session: Session) -> bool:
     while not session.process.stopping() and time.monotonic() < until:
         if session.runtime.drain(1.0):
             return True
-        if deliverer is not None and not deliverer.why_owing():  # the version of a large model takes its time
+        if not deliverer.why_owing():  # the version of a large model takes its time
             until = min(time.monotonic(), began + LONGEST_DRAIN_S) + LAST_DRAIN_S
     return session.runtime.drain(STOP_DRAIN_S)
 

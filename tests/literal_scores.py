@@ -13,6 +13,7 @@ import re
 import sys
 import types
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -66,13 +67,12 @@ def forbid_parsing(reading: Reading) -> None:
 
 def main() -> None:
     """Score what comes in."""
-    gym.guard_scorers = lambda: None
-    items, reading, replies = gym.Gym(), Reading(), sys.stdout
+    made, reading, replies = lru_cache(maxsize=256)(gym.entry), Reading(), sys.stdout
     forbid_parsing(reading)
     sys.stdout = sys.stderr
     for line in sys.stdin:
         row = json.loads(line)
-        source, entry = items.entry(row["dataset"], json.dumps(row["config"]), row["seed"], 0)
+        source, entry = made(row["dataset"], json.dumps(row["config"]), row["seed"], 0)
         stored = (entry["answer"], entry["metadata"].get("integrand"))
         reading.known = {text.strip() for text in stored if isinstance(text, str)}
         reader: Any = EVAL if row["dataset"] == OWN_PROBLEM else ast.literal_eval

@@ -17,7 +17,7 @@ LIMIT_S = 200.0
 
 BEGIN = """
 import json, os, sys
-from sapo.tasks.sandbox import escape_attempts as deeds, syscalls as kernel, rlimits as limits
+from sapo.tasks.sandbox import escape_attempts as deeds, syscalls as kernel
 from sapo.tasks.sandbox import layers as linux, readable_paths as places, self_test as probe, seccomp
 places.libraries()  # loads what another user could not, should Python lie in a closed home
 answer = os.dup(1)

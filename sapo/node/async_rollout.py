@@ -43,10 +43,8 @@ class Ahead:
         self._work: _Work | None = None
 
     def begin(self, round: int, policy_version: int) -> None:
-        """Sample a round from the weights as they are now; nothing where that was begun before.
-
-        The questions are drawn first, in the caller's thread, which raises what drawing them raises.
-        """
+        """Sample a round from the weights as they are now; nothing where that was begun before. The questions
+        are drawn first, in the caller's thread, which raises what drawing them raises."""
         if self._work is None:
             work = self._work = _Work(self._rollouts.request(round, policy_version))
             threading.Thread(target=self._sample, args=[work], name="ahead", daemon=True).start()

@@ -8,7 +8,6 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
-from sapo.core.errors import UserError
 from sapo.peers import keyring
 from sapo.peers.keyring import KeyAndCard
 from sapo.peers.membership import refuse_kind, refuse_outsider
@@ -28,12 +27,10 @@ class Author:
 
     @property
     def identity(self) -> Identity:
-        """Its key."""
         return self.held.identity
 
     @property
     def incarnation(self) -> str:
-        """Of its journal."""
         return self.journal.incarnation
 
 
@@ -53,8 +50,7 @@ def open_author(
     """
     manifest = home.load_manifest()
     home.check(Manifest.of(config))
-    if name not in config.nodes:
-        raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+    home.check_node(config, name)
     home.refuse_moved(name)
     refuse_kind(config.author, manifest)
     own = config.for_node(name)

@@ -76,6 +76,8 @@ class Gossip:
         self.model = exchange.fingerprint(policy)
         self.store = FileStore(config.store or str(home.gossip_store))
         self.kept = KeptFiles(home.gossip(author.node))
+        self.offered = self.kept.folder / "offered"
+        """Where the node's own files wait for the deliverer."""
         self._home, self._journal, self._shapes = home, journal, exchange.trained(policy)
         known = [Heard.of(content) for content in journal.announced().values()]
         self._partners = Partners(author.swarm, author.key, self.model, max_age_s, known)
@@ -108,10 +110,8 @@ class Gossip:
         return (round + 1) % self.config.every == 0
 
     def begin(self, batch: Batch) -> None:
-        """Before an update: begin the slow weights where there are none.
-
-        A round without groups is not in the history, so it neither begins nor ends anything here.
-        """
+        """Before an update: begin the slow weights where there are none. A round without groups is not in the
+        history, so it neither begins nor ends anything here."""
         if self.learner.outer is None and batch.groups:
             self.learner.begin_outer()
             self._begun = batch.round
@@ -135,12 +135,8 @@ class Gossip:
         found, self._metrics = self._metrics, {}
         return found
 
-    def prune(self, before: int) -> None:
-        """Delete what was averaged with in rounds before the oldest checkpoint: nothing is repeated there."""
-        self.kept.prune(before)
-
     def _offer(self, round: int, outer: SlowWeights, done: Gossiped) -> Gossiped:
-        folder = offered_in(self.kept.folder)
+        folder = self.offered
         about: dict[str, str | int] = {"key": self.author.key, "round": round}
         about["incarnation"] = self.author.incarnation
         weights = self.learner.weights()
@@ -230,16 +226,9 @@ class Gossip:
             )
 
 
-def offered_in(folder: Path) -> Path:
-    """Where a node's own files wait for the deliverer, below its folder of kept ones."""
-    return folder / "offered"
-
-
 class AnnounceSink:
-    """Puts offered weights into the store, then announces them on the bus; twice does no harm.
-
-    Only the newest of those owed is of use: what came before it is passed over.
-    """
+    """Puts offered weights into the store, then announces them on the bus; twice does no harm. Only the
+    newest of those owed is of use: what came before it is passed over."""
 
     kind = "gossip"
 
@@ -249,7 +238,7 @@ class AnnounceSink:
     def deliver(self, items: Sequence[OutboxItem], journal: Journal) -> None:
         """Deliver what `items` name. Raises `Unavailable` when store or bus are away."""
         result = journal.result(items[-1].round)
-        path = offered_in(self._gossip.kept.folder) / f"{items[-1].ref}{SUFFIX}"
+        path = self._gossip.offered / f"{items[-1].ref}{SUFFIX}"
         if result.gossip is None or not path.exists():
             return  # newer ones have come, or the node was moved without it
         announcement = self._announcement(result, result.gossip)

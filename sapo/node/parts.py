@@ -87,9 +87,7 @@ class NodeParts:
     gossip: Gossip | None
     announcer: AnnounceSink | None
     """What carries offered weights to others."""
-    deliverer: Deliverer | None
-    beside: Callable[[], Mapping[str, float]] = dict
-    """More series for every round, of what goes on around the node."""
+    deliverer: Deliverer
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def weights_sha256(self) -> str:
@@ -99,27 +97,13 @@ class NodeParts:
     def check(self) -> None:
         """Raise what the deliverer's thread met that is not a mere outage, and `Paused` at the bound of what
         may be owed: history is never dropped."""
-        if self.deliverer is not None:
-            self.deliverer.check()
+        self.deliverer.check()
         owed, bound = self.journal.owed_bytes(), self.config.history.max_owed_mb * 2**20
         if owed > bound:
             raise Paused(
                 f"{self.name} owes {owed / 2**20:.0f} MB, more than history.max_owed_mb = "
                 f"{self.config.history.max_owed_mb}; bring back the bus, history and tracking it waits for"
             )
-
-    def outages(self) -> dict[str, float]:
-        """The series `outage/*`: 1 for what is away now."""
-        away = {"bus"} if self.intake.outage.away else set()
-        if self.deliverer is not None:
-            away |= self.deliverer.away()
-        return {f"outage/{service}": 1.0 for service in sorted(away)}
-
-    def metrics(self) -> dict[str, float]:
-        """The series `outage/*`, `owed/*` and `adaptive/*`, and what `beside` adds."""
-        owed = {f"owed/{kind}": float(count) for kind, count in self.journal.owed_counts().items()}
-        drawn = {} if self.freshness is None else self.freshness.metrics()
-        return self.outages() | owed | drawn | dict(self.beside())
 
     def close(self) -> None:
         """Stop threads and workers, release files and the lock."""
@@ -193,9 +177,8 @@ def open_parts(
             intake.gossip = gossip
         else:
             journal.acknowledge("gossip", ALL)  # nobody delivers it any more
-        deliverer = Deliverer(home.journal(name), sinks, clock=clock, plans=plans) if deliver else None
-        if deliverer is not None:
-            stack.callback(deliverer.close)
+        deliverer = Deliverer(home.journal(name), sinks if deliver else [], clock=clock, plans=plans)
+        stack.callback(deliverer.close)
         kept = stack.pop_all()
     maker = GroupMaker(
         author,
@@ -232,8 +215,9 @@ def open_parts(
         learner=learner,
         traits=TraitMatcher(node_config.track.traits),
         recovery=Recovery(
-            *(node_config, name, home.checkpoints(name), journal, policy, learner, clock, prober.kept_rounds),
+            *(node_config, name, home.checkpoints(name), journal, policy, learner, clock),
             partners=KeptFiles(home.gossip(name)),
+            kept_rounds=prober.kept_rounds,
         ),
         history=history,
         gossip=gossip,

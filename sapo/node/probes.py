@@ -34,10 +34,8 @@ class Probe:
 def append(
     path: Path, incarnation: str, round: int, found: Evaluation, questions: Sequence[Question] = ()
 ) -> None:
-    """Add a probe to a node's file, with the answers to a few of its `questions`.
-
-    A round that is repeated after a crash adds an equal line again.
-    """
+    """Add a probe to a node's file, with the answers to a few of its `questions`. A round that is repeated
+    after a crash adds an equal line again."""
     answers = {
         questions[place].text: (found.answers[place], int(found.greedy[place]))
         for place in examples(questions)
@@ -68,10 +66,8 @@ def parse(round: int, kept: Mapping[str, Any]) -> Probe:
 
 
 def read(path: Path, incarnation: str, *, lasting: float = 0) -> list[Probe]:
-    """The probes of an incarnation by round; lines that a crash cut short are left out.
-
-    So are those of weights that the node had given up when `lasting` rounds were done.
-    """
+    """The probes of an incarnation by round; lines that a crash cut short are left out. So are those of
+    weights that the node had given up when `lasting` rounds were done."""
     found: dict[int, Probe] = {}
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for line in lines:

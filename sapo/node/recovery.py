@@ -33,10 +33,10 @@ class Recovery:
     policy: LoadedPolicy
     learner: Learner
     clock: Callable[[], float]
+    partners: KeptFiles
+    """What the node has averaged with, where it gossips."""
     kept_rounds: Callable[[], set[int]] = set
     """Rounds whose checkpoints must stay, besides the newest and those that replay needs."""
-    partners: KeptFiles | None = None
-    """What the node has averaged with, where it gossips."""
     last_at: float = 0.0
     """When the newest checkpoint was taken."""
     last_s: float = 0.0
@@ -79,10 +79,8 @@ class Recovery:
         return done
 
     def _repeat_since(self, found: checkpoint.Checkpoint) -> str:
-        """Make the journal's rounds since a checkpoint again, and compare each with its result.
-
-        Returns what is other here than it was for rounds not found to be the same; empty if all are.
-        """
+        """Make the journal's rounds since a checkpoint again, and compare each with its result. Returns what
+        is other here than it was for rounds not found to be the same; empty if all are."""
         results = self.journal.results(found.round - 1)
         repeater = Repeater(
             self.policy,
@@ -119,10 +117,8 @@ class Recovery:
         return None
 
     def due(self, round: int, at: float, *, last: bool) -> bool:
-        """Whether a checkpoint belongs after `round` rounds: by their number, by time, or for a version.
-
-        Time is that of recorded rounds, `at` the end of the last: a crash moves no checkpoint.
-        """
+        """Whether a checkpoint belongs after `round` rounds: by their number, by time, or for a version. Time
+        is that of recorded rounds, `at` the end of the last: a crash moves no checkpoint."""
         config = self.config.checkpoint
         return (
             self._version_due(round, last)
@@ -159,8 +155,7 @@ class Recovery:
         )
         self.journal.record_checkpoint(saved, owe_version=self._version_due(round, last))
         self.journal.prune()
-        if self.partners is not None:
-            self.partners.prune(min(kept.round for kept in self.journal.checkpoints()))
+        self.partners.prune(min(kept.round for kept in self.journal.checkpoints()))
         self.last_at = self._ended_at(round)
         self.last_s = self.clock() - began
 
@@ -179,10 +174,8 @@ class Recovery:
             return self.clock()  # pruned: it lies behind checkpoints that are there no more
 
     def roll_back(self, to: int | None = None) -> int:
-        """Load a checkpoint in place of the current weights: that of round `to`, else the newest one.
-
-        Returns its round.
-        """
+        """Load a checkpoint in place of the current weights: that of round `to`, else the newest one. Returns
+        its round."""
         recorded = [kept.round for kept in self.journal.checkpoints()]
         found = None if to is None else self._at(to)
         found = found or (self._newest(recorded[-1]) if recorded else None)

@@ -1,12 +1,6 @@
 """One node: Algorithm 1 of arXiv:2509.08721 as five stages over a journal, in plain Python.
 
-| Line of Algorithm 1 | Stage | Continues in |
-|---|---|---|
-| SampleBatch, generate | `generate` | `group_maker.GroupMaker`, `rollout.RolloutMaker` |
-| SelectSubset, Communicate | `publish` | `peers.sampling.select_subset`, `store.journal.outbox` |
-| SampleExternal: the pool, in random order | `consume_sample` | `receive.Intake`, `peers.sampling.walk` |
-| SampleSelf, zero-advantage filter | `verify` | `verify.PeerVerifier`, `peers.sampling.sample_external` |
-| PolicyGradient: advantages, loss, step | `grpo_update` | `batch.batch_group`, `learn.update` |
+docs/house.md has the table of the paper's lines, and where each stage goes on.
 
 Each stage can be entered again after a crash: what the journal holds is taken from there, the rest is done
 once more. The journal takes a round in three transactions: groups, batch, result.
@@ -112,7 +106,10 @@ class NodeRuntime:
         """Seconds of the last update, where it was made in this process."""
         self._next: QuestionStream | None = None
         """Of the next round's questions, begun beside an update."""
-        self._batch: Batch | None = None
+        self.batch: Batch | None = None
+        """That of the newest update."""
+        self.beside: Callable[[], Mapping[str, float]] = dict
+        """More series for every round, of what goes on around the node."""
         self._now = _Round()
         self._last: Mapping[str, float] = recent[-1].metrics if recent else {}
         self._since = parts.clock()  # when the last round ended, or this process began
@@ -148,11 +145,9 @@ class NodeRuntime:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds of the config are done."""
         return over(self.config, self.round, self._last)
 
     def run_round(self) -> RoundResult:
-        """One whole round."""
         self.generate()
         self.publish()
         self.consume_sample()
@@ -203,10 +198,8 @@ class NodeRuntime:
     # -- 2. SelectSubset, Communicate --------------------------------------------------------------------
 
     def publish(self) -> None:
-        """Select what peers get, sign and journal the groups (transaction 1), and wake the deliverer.
-
-        The deliverer (`store.journal.outbox`) sends what is owed to the bus beside the round.
-        """
+        """Select what peers get, sign and journal the groups (transaction 1), and wake the deliverer. The
+        deliverer (`store.journal.outbox`) sends what is owed to the bus beside the round."""
         now, parts, started = self._now, self.parts, self.parts.clock()
         if not now.signed:
             now.groups, chosen = parts.maker.select(self.round, now.groups)
@@ -221,17 +214,13 @@ class NodeRuntime:
             for group, signed in zip(now.groups, now.signed, strict=True):
                 parts.intake.pool.seen.add(group, signed.content_sha256)
             now.metrics["time/generate"] += parts.clock() - started
-        if parts.deliverer is not None:
-            parts.deliverer.notify()
+        parts.deliverer.notify()
 
     # -- 3. SampleExternal: what may be drawn, in which order ---------------------------------------------
 
     def consume_sample(self, past_the_bus: Sequence[Received] = ()) -> int:
         """Read the bus, admit what may enter the pool, draw the order in which it is walked; returns the
-        pool's size.
-
-        An experiment's controls give groups `past_the_bus` and admission.
-        """
+        pool's size. An experiment's controls give groups `past_the_bus` and admission."""
         now, parts, pool = self._now, self.parts, self.parts.intake.pool
         parts.check()
         started = parts.clock()
@@ -247,11 +236,6 @@ class NodeRuntime:
         now.metrics["time/consume"] = parts.clock() - started
         return len(pool)
 
-    @property
-    def batch(self) -> Batch | None:
-        """The batch of the newest update."""
-        return self._batch
-
     def ask(self, questions: QuestionStream) -> None:
         """Use these questions in the next round instead of drawing new ones."""
         self._next = questions
@@ -259,10 +243,8 @@ class NodeRuntime:
     # -- 4. SampleSelf, verification, zero-advantage filter -------------------------------------------------
 
     def verify(self) -> int:
-        """Score own groups, and verify foreign ones along the walk until J of them are informative.
-
-        Returns the number of groups that the round learns from.
-        """
+        """Score own groups, and verify foreign ones along the walk until J of them are informative. Returns
+        the number of groups that the round learns from."""
         now, parts, started = self._now, self.parts, self.parts.clock()
         if now.batch is None and now.draw is None:
             assert now.order is not None
@@ -322,10 +304,8 @@ class NodeRuntime:
         return own * self._update_s + self._now.metrics["time/generate"] + scoring
 
     def _commit_batch(self) -> Batch:
-        """Make the batch, with its advantages, and journal it (transaction 2).
-
-        What came and went within this round is remembered too, so that it stays away.
-        """
+        """Make the batch, with its advantages, and journal it (transaction 2). What came and went within this
+        round is remembered too, so that it stays away."""
         now, parts, pool = self._now, self.parts, self.parts.intake.pool
         assert now.draw is not None
         batch = self._make_batch(now.draw.chosen)
@@ -449,7 +429,7 @@ class NodeRuntime:
         if self._next is not None:
             self._next.advance()
         now.metrics |= step.metrics | source_metrics(now.batch)
-        now.metrics |= parts.metrics()
+        now.metrics |= self._surroundings()
         if parts.freshness is not None:
             parts.freshness.learned(foreign_gaps(now.batch, step), finished)
         digest, tensors = digests.result() if digests is not None else ("", ())
@@ -471,12 +451,11 @@ class NodeRuntime:
         self._ends.append(finished)
         self._last, self._since = result.metrics, finished
         self.round += 1
-        self._batch, self._now = now.batch, _Round()
+        self.batch, self._now = now.batch, _Round()
         if checkpoint:
             parts.recovery.take(self.round, last=last, weights_sha256=digest)
             self._now.metrics[CHECKPOINT_TIME] = parts.recovery.last_s
-        if parts.deliverer is not None:
-            parts.deliverer.notify()
+        parts.deliverer.notify()
         self._alarms.hear(result.round, alarm)
         if alarm and self.config.guard.action == "pause":
             raise Paused(f"{self.name} paused after round {result.round}: {alarm}")
@@ -501,10 +480,8 @@ class NodeRuntime:
         return done
 
     def _update(self, batch: Batch) -> StepResult:
-        """The learner's step, without what others wrote if it died `ATTEMPTS` times with it.
-
-        It may be too much for this machine, and would be so at every start.
-        """
+        """The learner's step, without what others wrote if it died `ATTEMPTS` times with it. It may be too
+        much for this machine, and would be so at every start."""
         mark, died = self.parts.home.node(self.name) / UPDATING, 0
         if mark.exists():
             round, _, times = mark.read_text().partition(" ")
@@ -570,17 +547,21 @@ class NodeRuntime:
         secret = self.parts.maker.own.identity.secret(stage)
         return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage, secret)
 
-    def report_beside(self, beside: Callable[[], Mapping[str, float]]) -> None:
-        """Add these series to every round, of what goes on around the node."""
-        self.parts.beside = beside
-
     def outages(self) -> dict[str, float]:
         """The series `outage/*`: 1 for every service that is away now."""
-        return self.parts.outages()
+        away = self.deliverer.away() | ({"bus"} if self.parts.intake.outage.away else set())
+        return {f"outage/{service}": 1.0 for service in sorted(away)}
+
+    def _surroundings(self) -> dict[str, float]:
+        """The series `outage/*`, `owed/*` and `adaptive/*`, and what `beside` adds."""
+        owed = {f"owed/{kind}": float(count) for kind, count in self.journal.owed_counts().items()}
+        freshness = self.parts.freshness
+        drawn = {} if freshness is None else freshness.metrics()
+        return self.outages() | owed | drawn | dict(self.beside())
 
     def drain(self, timeout: float) -> bool:
         """Deliver what is owed, within `timeout` seconds; whether nothing is owed any more."""
-        return self.parts.deliverer is None or self.parts.deliverer.drain(timeout)
+        return self.deliverer.drain(timeout)
 
     def close(self) -> None:
         """Stop the deliverer and the workers, release the lock. What is owed stays in the journal.

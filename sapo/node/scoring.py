@@ -10,10 +10,8 @@ log = logging.getLogger(__name__)
 
 
 def score_groups(workers: TaskWorkers, groups: Sequence[Group]) -> list[tuple[Outcome, ...]]:
-    """Outcomes of every completion of every group, in one call to the workers.
-
-    The log says of each task once why a text of it has no score.
-    """
+    """Outcomes of every completion of every group, in one call to the workers. The log says of each task once
+    why a text of it has no score."""
     outcomes = iter(workers.score(_answers(groups)))
     found = [tuple(next(outcomes) for _ in group.completions) for group in groups]
     for group, row in zip(groups, found, strict=True):

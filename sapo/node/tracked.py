@@ -86,10 +86,8 @@ def tracker_of(config: Config, name: str, home: Home, *, uri: str) -> Tracker:
 
 
 def incarnation_of(config: Config, home: Home, name: str) -> str:
-    """The incarnation of a node's journal, which is made where there is none.
-
-    Raises `UserError` for an unknown node, one that runs already, or one that lives elsewhere.
-    """
+    """The incarnation of a node's journal, which is made where there is none. Raises `UserError` for an
+    unknown node, one that runs already, or one that lives elsewhere."""
     home.check_node(config, name)
     with NodeLock(home.node(name)):
         home.refuse_moved(name)

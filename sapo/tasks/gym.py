@@ -9,14 +9,14 @@ import hashlib
 import inspect
 import json
 import random
-from collections import OrderedDict
+from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
 import reasoning_gym
 
-from sapo.tasks.verifier import guard_scorers
+from sapo.core.errors import UserError
 
 DATASETS = reasoning_gym.factory.DATASETS
 DatasetSpec = reasoning_gym.composite.DatasetSpec
@@ -44,56 +44,26 @@ on the seed only when they are asked for: one object per config serves all seeds
 for every recipe, because some draw their tasks at construction and some depend on the order of access."""
 
 
-class ParameterError(Exception):
-    """A task that cannot be: `field` is `dataset`, `config` or `config.<parameter>`."""
+def entry(dataset: str, config: str, seed: int, index: int) -> tuple[Any, dict[str, Any]]:
+    """The library's data set object and its entry for a recipe. Raises `UserError` for what cannot be
+    constructed and whatever the generator raises."""
+    seed_globals((dataset, config, seed, index))
+    if dataset not in RESEEDED:
+        source = construct(dataset, json.loads(config), seed, index)
+        return source, source[index]
+    source, shared = _reseeded(dataset, config, max(index, 0) // 500)
+    if shared is not None:
+        # `codeio` keeps what it read in its class, where another config's object overwrites it.
+        type(source)._jsonl_data = shared
+    source.seed = source.config.seed = seed
+    return source, source[index]
 
-    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
-        self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
-        super().__init__(f"{field} = {value!r}: {problem}")
 
-
-class Gym:
-    """Regenerates entries; keeps the last ones and the data sets that are costly to construct."""
-
-    def __init__(self, entries: int = 256, datasets: int = 32) -> None:
-        guard_scorers()
-        self._entries: OrderedDict[tuple[str, str, int, int], tuple[Any, dict[str, Any]]] = OrderedDict()
-        self._datasets: OrderedDict[tuple[str, str, int], tuple[Any, Any]] = OrderedDict()
-        self._limits = entries, datasets
-
-    def entry(self, dataset: str, config: str, seed: int, index: int) -> tuple[Any, dict[str, Any]]:
-        """The library's data set object and its entry for a recipe.
-
-        Raises `ParameterError` for what cannot be constructed and whatever the generator raises.
-        """
-        key = (dataset, config, seed, index)
-        if key in self._entries:
-            self._entries.move_to_end(key)
-            return self._entries[key]
-        seed_globals(key)
-        source = self._dataset(dataset, config, seed, index)
-        result = (source, source[index])
-        self._entries[key] = result
-        if len(self._entries) > self._limits[0]:
-            self._entries.popitem(last=False)
-        return result
-
-    def _dataset(self, name: str, config: str, seed: int, index: int) -> Any:
-        if name not in RESEEDED:
-            return construct(name, json.loads(config), seed, index)
-        key = (name, config, max(index, 0) // 500)
-        if key not in self._datasets:
-            made = construct(name, json.loads(config), seed, key[2] * 500 + 499)
-            self._datasets[key] = (made, getattr(type(made), "_jsonl_data", None))
-            if len(self._datasets) > self._limits[1]:
-                self._datasets.popitem(last=False)
-        self._datasets.move_to_end(key)
-        source, shared = self._datasets[key]
-        if shared is not None:
-            # `codeio` keeps what it read in its class, where another config's object overwrites it.
-            type(source)._jsonl_data = shared
-        source.seed = source.config.seed = seed
-        return source
+@lru_cache(maxsize=32)
+def _reseeded(name: str, config: str, block: int) -> tuple[Any, Any]:
+    """A data set object for 500 indices under any seed, and what its class has read."""
+    made = construct(name, json.loads(config), 0, block * 500 + 499)
+    return made, getattr(type(made), "_jsonl_data", None)
 
 
 def seed_globals(key: tuple[str, str, int, int]) -> None:
@@ -113,7 +83,7 @@ def seed_globals(key: tuple[str, str, int, int]) -> None:
 
 
 def construct(name: str, params: dict[str, Any], seed: int, index: int) -> Any:
-    """A data set object, validated by the library. Raises `ParameterError`.
+    """A data set object, validated by the library. Raises `UserError`.
 
     `size` is the config's, else the library's default, raised to hold `index`: a few data sets choose their
     tasks from it.
@@ -128,15 +98,14 @@ def construct(name: str, params: dict[str, Any], seed: int, index: int) -> Any:
 
 
 def make_config(name: str, params: dict[str, Any], seed: int) -> Any:
-    """The library's config object from JSON parameters. Raises `ParameterError` naming field and remedy."""
+    """The library's config object from JSON parameters. Raises `UserError` for a task that cannot be: its
+    field is `dataset`, `config` or `config.<parameter>`."""
     if name not in DATASETS:
         known = [*DATASETS, *entry_points(group="sapo.tasks").names]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         remedy = f"{hint}a name of a package needs that package installed; rows of a file are named by `file`"
-        raise ParameterError(
-            "dataset", name, "ReasoningGYM has no such data set, and no package here", remedy
-        )
+        raise UserError("dataset", name, "ReasoningGYM has no such data set, and no package here", remedy)
     cls = DATASETS[name][1]
     defaults = _defaults(cls)
     for field, value in params.items():
@@ -165,16 +134,16 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 def _check_known(field: str, value: object, defaults: dict[str, Any]) -> None:
     if field == "seed":
-        raise ParameterError(f"config.{field}", value, "seeds are drawn, not configured", "leave it out")
+        raise UserError(f"config.{field}", value, "seeds are drawn, not configured", "leave it out")
     if field not in defaults:
         known = sorted(defaults.keys() - {"seed"})
         near = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
         remedy = f"did you mean {near[0]!r}?" if near else f"parameters are: {', '.join(known)}"
-        raise ParameterError(f"config.{field}", value, "the data set has no such parameter", remedy)
+        raise UserError(f"config.{field}", value, "the data set has no such parameter", remedy)
 
 
 def _coerce(field: str, value: Any, default: Any) -> Any:
-    """A JSON value as the type its default has. Raises `ParameterError` where it is of another kind."""
+    """A JSON value as the type its default has. Raises `UserError` where it is of another kind."""
     try:
         if isinstance(default, (datetime.date, datetime.time)):
             return type(default).fromisoformat(value)
@@ -189,7 +158,7 @@ def _coerce(field: str, value: Any, default: Any) -> Any:
         return value if _same_kind(value, default) else _mismatch(value, default)
     except (TypeError, ValueError) as error:
         remedy = f"give a value like the default, {_show(default)}"
-        raise ParameterError(f"config.{field}", value, f"does not fit: {error}", remedy) from error
+        raise UserError(f"config.{field}", value, f"does not fit: {error}", remedy) from error
 
 
 def _same_kind(value: Any, default: Any) -> bool:
@@ -211,14 +180,14 @@ def _show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _explain(error: Exception, params: dict[str, Any], defaults: dict[str, Any]) -> ParameterError:
+def _explain(error: Exception, params: dict[str, Any], defaults: dict[str, Any]) -> UserError:
     message = str(error) or "is out of range"
     named = [field for field in defaults if field in message]
     given = [field for field in named if field in params] or (list(params) if not named else [])
     if given:
         remedy = f"correct it, or leave it out (default {_show(defaults[given[0]])})"
-        return ParameterError(f"config.{given[0]}", params[given[0]], message, remedy)
-    return ParameterError("config", params, message, f"parameters are: {', '.join(sorted(defaults))}")
+        return UserError(f"config.{given[0]}", params[given[0]], message, remedy)
+    return UserError("config", params, message, f"parameters are: {', '.join(sorted(defaults))}")
 
 
 def digest(entry: dict[str, Any]) -> str:

@@ -86,7 +86,6 @@ def _in_lowest_terms(formula: str) -> bool:
 
 
 def _last_formula(shown: str) -> str:
-    """The last formula of a text as it is written."""
     marked = [one for one in re.split(r"\$|\\\(|\\\)|\\\[|\\\]", shown) if one.strip(" .\n")]
     return marked[-1] if marked else ""
 
@@ -106,9 +105,7 @@ def _read(text: str) -> list[Any]:
 
 def _in_latex(text: str) -> str:
     """The end of a text with its formula marked: from the last box on, or as it is where LaTeX marks one.
-
-    Else all of it, or of words the last number or fraction.
-    """
+    Else all of it, or of words the last number or fraction."""
     if _BOX in text:
         return text[text.rindex(_BOX) :][:MOST_CHARS]
     if len(text) > MOST_CHARS:

@@ -49,11 +49,8 @@ class _Token:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text, exactly.
-
-    None if there is none, or if the last one is part of something that is not worked out: a sum, a range, a
-    date, a version, an inequality, a choice between two.
-    """
+    """The last number of a text, exactly. None if there is none, or if the last one is part of something that
+    is not worked out: a sum, a range, a date, a version, an inequality, a choice between two."""
     for line in reversed(_plain(text).splitlines()):
         tokens = _tokens(line)
         places = [place for place, token in enumerate(tokens) if token.kind == "number"]

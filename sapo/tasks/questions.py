@@ -88,10 +88,8 @@ class QuestionStream:
             self.begin()
 
     def result(self) -> list[Question]:
-        """The questions in the order of their places.
-
-        Raises `UserError` when a place finds none, as with a data set of very few questions.
-        """
+        """The questions in the order of their places. Raises `UserError` when a place finds none, as with a
+        data set of very few questions."""
         while self._open:
             if self._attempt == MAX_ATTEMPTS:
                 raise self._nothing()
@@ -118,16 +116,14 @@ class QuestionStream:
         self._recipes = self._draw()
 
     def _nothing(self) -> UserError:
+        left_out = f", {self.too_long} were longer than the model's context" if self.too_long else ""
         return UserError(
             "tasks",
             ", ".join(sorted({task.dataset for task in self._tasks})),
             f"{MAX_ATTEMPTS} recipes in a row gave no question to train on "
-            f"({self._held_out:.0%} of all questions are held out{self._left_out()})",
+            f"({self._held_out:.0%} of all questions are held out{left_out})",
             "widen the data sets' parameters, or lower rules.held_out",
         )
-
-    def _left_out(self) -> str:
-        return f", {self.too_long} were longer than the model's context" if self.too_long else ""
 
 
 class RowOrder:

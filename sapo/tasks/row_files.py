@@ -183,10 +183,8 @@ def _values(column: "pa.ChunkedArray") -> list[Any]:
 
 
 def cell_texts(table: Table, name: str) -> list[str]:
-    """A column's cells without the white space around them.
-
-    Raises `ValueError` for a column that is missing or there twice, and for a cell that is empty or no text.
-    """
+    """A column's cells without the white space around them. Raises `ValueError` for a column that is missing
+    or there twice, and for a cell that is empty or no text."""
     times = list(table.names).count(name)
     if times != 1:
         there = f"there are {times} columns {name}" if times else f"there is no column {name}"

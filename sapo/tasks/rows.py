@@ -74,7 +74,6 @@ def _looked_at(path: Path, size: int, modified: int, config: str) -> dict[str, s
 
 
 def columns_of(config: Mapping[str, Any]) -> list[str]:
-    """The columns that a task reads."""
     return [str(config.get(name, usual)) for name, usual in COLUMNS.items()]
 
 
@@ -108,7 +107,6 @@ class Rows:
         return Entry(self.questions[seed], self.answers[seed])
 
     def score(self, answer: str | None, entry: Entry) -> float:
-        """What the scorer gives an answer."""
         return 0.0 if answer is None else self._score(answer, str(entry.answer), entry.question)
 
 

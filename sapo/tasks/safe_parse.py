@@ -40,9 +40,7 @@ class Refused(ValueError):
 
 def literal(text: str) -> Any:
     """The Python literal that `text` is: numbers, strings, bytes, containers of them, nothing that runs.
-
-    Raises what malformed text raises: `ValueError` (as `Refused` is), `TypeError` or `SyntaxError`.
-    """
+    Raises what malformed text raises: `ValueError` (as `Refused` is), `TypeError` or `SyntaxError`."""
     if len(text) > MAX_LITERAL_CHARS:
         raise Refused("longer than any literal answer")
     try:
@@ -70,10 +68,8 @@ def fraction(text: str) -> Fraction:
 
 
 def no_nan(value: Any) -> float:
-    """`float(value)`, but NaN is no number: it differs from nothing by more than a tolerance.
-
-    Raises what `float` raises of malformed text.
-    """
+    """`float(value)`, but NaN is no number: it differs from nothing by more than a tolerance. Raises what
+    `float` raises of malformed text."""
     number = float(value)
     if number != number:
         raise Refused("is not a number")

@@ -2,18 +2,19 @@
 
 import dataclasses
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
-from sapo.core.errors import described
+from sapo.core.errors import UserError, described
 from sapo.core.own_code import Missing
-from sapo.tasks.gym import DATASETS, Gym, ParameterError, construct, seed_globals
+from sapo.tasks import gym
 from sapo.tasks.holdout import bucket
 from sapo.tasks.pins import load, name_of
 from sapo.tasks.rows import Rows
 from sapo.tasks.source import Entry, TaskSource
+from sapo.tasks.verifier import guard_scorers
 
 Made = tuple[Any, dict[str, Any]]
 """What scores a text by `score_answer(text, entry)`, and the entry."""
@@ -36,8 +37,8 @@ class Sources:
     One that cannot be imported is an error of the tasks that name it, and of nothing else.
     """
 
-    def __init__(self, own: Sequence[str] = (), entries: int = 256) -> None:
-        self._gym = Gym()
+    def __init__(self, own: Sequence[str] = ()) -> None:
+        guard_scorers()
         self._classes: dict[str, Callable[..., TaskSource]] = {}
         self._broken: dict[str, str] = {}
         self._unread: dict[str, Callable[[], Callable[..., TaskSource]]] = {}
@@ -45,8 +46,8 @@ class Sources:
             with self._noting(name_of(one)):
                 self._unread[name_of(one)] = load(one)
         self._made: dict[tuple[str, str], TaskSource] = {}
-        self._entries: OrderedDict[tuple[str, str, int, int], Made] = OrderedDict()
-        self._most = entries
+        self.entry = lru_cache(maxsize=256)(self._entry)
+        """Scorer and entry of a recipe, as `_entry` makes them; keeps the last ones."""
 
     def read(self) -> None:
         """Look at what was loaded: once, when the walls stand."""
@@ -64,29 +65,24 @@ class Sources:
         except Exception as error:  # importing may raise anything
             self._broken[name] = f"cannot be loaded: {described(error)}"
 
-    def entry(self, dataset: str, config: str, seed: int, index: int) -> Made:
-        """Scorer and entry of a recipe; raises `ParameterError` and whatever the source raises."""
+    def _entry(self, dataset: str, config: str, seed: int, index: int) -> Made:
+        """Scorer and entry of a recipe; raises `UserError` and whatever the source raises."""
         if dataset not in self._classes and dataset not in self._broken:
-            return self._gym.entry(dataset, config, seed, index)
-        key = (dataset, config, seed, index)
-        if key not in self._entries:
-            self._entries[key] = self._own(*key)
-            if len(self._entries) > self._most:
-                self._entries.popitem(last=False)
-        return self._entries[key]
+            return gym.entry(dataset, config, seed, index)
+        return self._own(dataset, config, seed, index)
 
     def check(self, dataset: str, config: str, seed: int, index: int) -> None:
-        """Raise `ParameterError` for a task that cannot be."""
+        """Raise `UserError` for a task that cannot be."""
         if dataset not in self._classes and dataset not in self._broken:
-            construct(dataset, json.loads(config), seed, index)
+            gym.construct(dataset, json.loads(config), seed, index)
             return
-        if dataset in DATASETS:
+        if dataset in gym.DATASETS:
             problem = "is an entry point of sapo.tasks and a data set of ReasoningGYM"
-            raise ParameterError("dataset", dataset, problem, "name the class as module:Class")
+            raise UserError("dataset", dataset, problem, "name the class as module:Class")
         self._source(dataset, config)
 
     def training_rows(self, dataset: str, config: str, salt: str, held_out: str) -> list[int]:
-        """The rows of a file that are not held out; raises `ParameterError`."""
+        """The rows of a file that are not held out; raises `UserError`."""
         source = self._source(dataset, config)
         assert isinstance(source, Rows)
         share = float(held_out)
@@ -94,7 +90,7 @@ class Sources:
 
     def _source(self, dataset: str, config: str) -> TaskSource:
         if dataset in self._broken:
-            raise ParameterError("dataset", dataset, self._broken[dataset], "mend the package")
+            raise UserError("dataset", dataset, self._broken[dataset], "mend the package")
         if (dataset, config) not in self._made:
             self._made[dataset, config] = self._construct(dataset, json.loads(config))
         return self._made[dataset, config]
@@ -103,12 +99,12 @@ class Sources:
         try:
             return self._classes[dataset](**params)
         except (ValueError, TypeError) as error:
-            raise ParameterError("config", params, str(error), "correct it, or leave it out") from error
+            raise UserError("config", params, str(error), "correct it, or leave it out") from error
 
     def _own(self, dataset: str, config: str, seed: int, index: int) -> Made:
         if index:
             raise ValueError(f"a source of a package has no index {index}")
-        seed_globals((dataset, config, seed, index))
+        gym.seed_globals((dataset, config, seed, index))
         source = self._source(dataset, config)
         made = source.entry(seed)
         if not isinstance(made, Entry):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import Queue
-from typing import Literal, Self
+from typing import Literal
 
 import psutil
 
@@ -30,7 +30,8 @@ FEWEST = 10
 """Held-out questions without which an evaluation says nothing."""
 NEARLY_NOTHING = 0.05
 """What some of ReasoningGYM's scorers give any text."""
-OTHER_HASH_SEED = 1
+HASH_SEEDS = (0, 0, 1)
+"""Of the processes that try a task: two alike and one under another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,66 +44,46 @@ class Finding:
 
 
 def check_tasks(tasks: Sequence[Task], held_out: float = 0.1) -> Iterator[tuple[Task, list[Finding]]]:
-    """Try tasks that can be asked here, several at once; what is found comes in their order.
-
-    Raises `UserError` for parameters that a source refuses.
-    """
-    own, free = usable(tasks), Queue[_Processes]()
+    """Try tasks that can be asked here, several at once; what is found comes in their order. Raises
+    `UserError` for parameters that a source refuses."""
+    own, free = usable(tasks), Queue[list[TaskWorkers]]()
     with ExitStack() as stack:
         several = min(len(tasks), machine.usable().whole_cores)
         for _ in range(several):
-            free.put(stack.enter_context(_Processes(own)))
+            free.put([stack.enter_context(TaskWorkers(own=own, hash_seed=seed)) for seed in HASH_SEEDS])
         pool = stack.enter_context(ThreadPoolExecutor(several))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
 
         def one(task: Task) -> list[Finding]:
             processes = free.get()
             try:
-                return processes.check(task, held_out)
+                return _check(task, held_out, *processes)
             finally:
                 free.put(processes)
 
         yield from zip(tasks, pool.map(one, tasks), strict=True)
 
 
-def check_task(task: Task, held_out: float = 0.1) -> list[Finding]:
-    """Try one task that can be asked here. Raises `UserError` for parameters that its source refuses."""
-    ((_, found),) = check_tasks([task], held_out)
-    return found
-
-
-class _Processes:
-    """Two processes alike and one under another hash seed, to try one task after another with."""
-
-    def __init__(self, own: Sequence[str]) -> None:
-        seeds_ = (0, 0, OTHER_HASH_SEED)
-        self._workers = [TaskWorkers(own=own, hash_seed=hash_seed) for hash_seed in seeds_]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for workers in self._workers:
-            workers.close()
-
-    def check(self, task: Task, held_out: float, seed: int = 0) -> list[Finding]:
-        first, second, other = self._workers
-        first.check([task])
-        recipes = [draw(task, seed, number) for number in range(DRAWN)]
-        memory = _memory(first)
-        began = time.monotonic()
-        made = first.questions(recipes)
-        seconds = time.monotonic() - began
-        found = [one for one in made if isinstance(one, Question)]
-        asked = [one.recipe for one in found]
-        many = [*found, *_more(task, seed, first)]
-        why = [one.reason for one in made if not isinstance(one, Question)]
-        findings = [_given(len(found), why), _distinct(task, many, held_out), again(task, many, held_out)]
-        findings += [_length(many), *_same(asked[:SCORED], first, second, other)]
-        findings += _scores(found[:SCORED], first)
-        grown = max(0, _memory(first) - memory)
-        detail = f"{1000 * seconds / DRAWN:.1f} ms a question; memory grew by {grown / 2**20:.0f} MiB"
-        return [*findings, Finding("cost", "note", detail)]
+def _check(
+    task: Task, held_out: float, first: TaskWorkers, second: TaskWorkers, other: TaskWorkers
+) -> list[Finding]:
+    """Try one task; `other` is the process under another hash seed."""
+    first.check([task])
+    recipes = [draw(task, 0, number) for number in range(DRAWN)]
+    memory = _memory(first)
+    began = time.monotonic()
+    made = first.questions(recipes)
+    seconds = time.monotonic() - began
+    found = [one for one in made if isinstance(one, Question)]
+    asked = [one.recipe for one in found]
+    many = [*found, *_more(task, first)]
+    why = [one.reason for one in made if not isinstance(one, Question)]
+    findings = [_given(len(found), why), _distinct(task, many, held_out), again(task, many, held_out)]
+    findings += [_length(many), *_same(asked[:SCORED], first, second, other)]
+    findings += _scores(found[:SCORED], first)
+    grown = max(0, _memory(first) - memory)
+    detail = f"{1000 * seconds / DRAWN:.1f} ms a question; memory grew by {grown / 2**20:.0f} MiB"
+    return [*findings, Finding("cost", "note", detail)]
 
 
 def draw(task: Task, seed: int, number: int) -> Recipe:
@@ -147,12 +128,12 @@ def _distinct(task: Task, found: Sequence[Question], held_out: float) -> Finding
     )
 
 
-def _more(task: Task, seed: int, workers: TaskWorkers) -> list[Question]:
+def _more(task: Task, workers: TaskWorkers) -> list[Question]:
     """Further questions, as many as there is time for; of a file's rows it is known when they come again."""
     found: list[Question] = []
     until = time.monotonic() + COUNTED_S
     for start in range(DRAWN, COUNTED if rows_of(task) is None else 0, DRAWN):
-        recipes = [draw(task, seed, number) for number in range(start, start + DRAWN)]
+        recipes = [draw(task, 0, number) for number in range(start, start + DRAWN)]
         found += [one for one in workers.questions(recipes) if isinstance(one, Question)]
         if time.monotonic() > until:
             break

@@ -61,16 +61,8 @@ def extract_answer(text: str, answer_format: AnswerFormat) -> str | None:
         return text
     if answer_format == "boxed":
         return _last_box(text)
-    found: str | None = None
-    start = text.find(_OPEN)
-    while start >= 0:
-        begin = start + len(_OPEN)
-        end = text.find(_CLOSE, begin)
-        if end < 0:
-            break
-        found = text[begin:end]
-        start = text.find(_OPEN, end + len(_CLOSE))
-    return None if found is None else found.strip()
+    closed = [part.split(_OPEN, 1)[1] for part in text.split(_CLOSE)[:-1] if _OPEN in part]
+    return closed[-1].strip() if closed else None
 
 
 def _last_box(text: str) -> str | None:

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from sapo.tasks.worker_messages import Item, Lot, Op, Reply
+from sapo.tasks.worker_messages import Item, Judged, Lot, Op, Reply
 from sapo.tasks.worker_process import STARTUP_LIMIT_S, WorkerProcess
 
 MOST_ITEMS = 64
@@ -35,17 +35,14 @@ def divide(sizes: Sequence[int], workers: int) -> deque[list[int]]:
 
 
 class WorkBatch:
-    """One call's items. `seconds` is what those have cost that were given up, by number."""
+    """One call's items, and the replies to them."""
 
-    def __init__(
-        self, op: Op, items: Sequence[Item], sizes: Sequence[int], workers: Sequence[WorkerProcess]
-    ) -> None:
+    def __init__(self, op: Op, items: Sequence[Item], workers: Sequence[WorkerProcess]) -> None:
         self.replies: list[Reply | None] = [None] * len(items)
-        self.seconds: dict[int, float] = {}
         self.restarts = 0
         self.op, self.items = op, items
         self._open = len(items)
-        self._lots = divide(sizes, len(workers))
+        self._lots = divide([max(1, len(item.texts)) for item in items], len(workers))
         self._workers = workers[: len(self._lots)]
         self._deaths: dict[int, int] = {}
 
@@ -103,8 +100,10 @@ class WorkBatch:
     def _give_up(self, worker: WorkerProcess, numbers: Sequence[int], why: str) -> None:
         spent = (time.monotonic() - worker.began) / max(1, len(numbers))
         for number in list(numbers):
-            self.seconds[number] = spent
-            self._settle(worker, Reply("unscorable", number, why))
+            if self.op in ("score", "judge"):
+                self._settle(worker, Reply("judged", number, Judged(why, (), spent)))
+            else:
+                self._settle(worker, Reply("unscorable", number, why))
 
     def _buried(self, worker: WorkerProcess) -> None:
         """A worker has ended: by itself after "memory", or at the items in hand, which get a second try."""

@@ -16,10 +16,10 @@ from types import FrameType
 from typing import Any, TextIO
 
 from sapo.core.answer_format import AnswerFormat
-from sapo.core.errors import described
+from sapo.core.errors import UserError, described
 from sapo.tasks import sandbox
 from sapo.tasks.verifier import score
-from sapo.tasks.worker_messages import Item, Lot, Op, Parameter, Refusal, Reply, Scores
+from sapo.tasks.worker_messages import Item, Judged, Lot, Op, Reply
 
 EXIT_MEMORY = 3
 WARM_UPS = 4
@@ -28,31 +28,22 @@ GRACE_S = 5.0
 
 
 def main(argv: list[str]) -> int:
-    """Serve until input closes.
-
-    Arguments: parent's pid, answer format, time limit, limit for peers' texts, memory in MiB, names of
-    sources that are not ReasoningGYM's.
-    """
-    parent, answer, limit, foreign, memory, own = (
-        int(argv[0]),
-        argv[1],
-        float(argv[2]),
-        float(argv[3]),
-        int(argv[4]),
-        argv[5:],
-    )
+    """Serve until input closes. Arguments: parent's pid, answer format, time limit, limit for peers' texts,
+    memory in MiB, names of sources that are not ReasoningGYM's."""
+    parent, answer, limit, foreign, memory_mb, *own = argv
+    memory = int(memory_mb) << 20
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (memory << 20, memory << 20))
-    server = Server(answer, limit, foreign, own)  # type: ignore[arg-type]
-    standing = sandbox.around_worker()
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    server = Server(answer, float(limit), float(foreign), own)  # type: ignore[arg-type]
+    walls = sandbox.around_worker()
     server.read()
     os.dup2(nowhere, 2)
-    _send(replies, Reply("ready", value=standing))
-    return _serve(server, sys.stdin, replies, Watch(parent))
+    _send(replies, Reply("ready", value=[wall.name for wall in walls if wall.stands]))
+    return _serve(server, sys.stdin, replies, Watch(int(parent)))
 
 
 def _serve(server: "Server", requests: TextIO, replies: int, watch: "Watch") -> int:
@@ -143,15 +134,13 @@ class Server:
             case = self._case(item)
             seconds = time.thread_time() - began
             if isinstance(case, str):
-                yield Reply("refused", n, Refusal(case, seconds))
+                yield Reply("judged", n, Judged(case, (), seconds))
                 continue
             case.seconds = seconds
             yield Reply("at", n, len(case.texts) * self._cell.TRIES * bounds.clock_s + GRACE_S)
             self._cell.judge(case, bounds)
-            if case.slow:
-                yield Reply("refused", n, Refusal("slow", case.seconds))
-            else:
-                yield Reply("scores", n, Scores(tuple(case.findings), case.seconds))
+            reason, findings = ("slow", ()) if case.slow else (None, case.findings)
+            yield Reply("judged", n, Judged(reason, findings, case.seconds))
 
     def _case(self, item: Item) -> Any:
         try:
@@ -191,14 +180,11 @@ class Server:
             if op == "rows":
                 return Reply("rows", value=self._items.training_rows(item.dataset, item.config, *item.texts))
             _, entry = self._entry(item)
-        except self._gym.ParameterError as error:
-            if op == "check":
-                wrong = Parameter(error.field, error.value, error.problem, error.remedy)
-                return Reply("parameter", value=wrong)
-            return Reply("unscorable", value=_reason(error))
         except MemoryError:
             raise
         except Exception as error:  # a generator may raise anything; its message is the reason
+            if op == "check" and isinstance(error, UserError):
+                return Reply("wrong", value=(error.field, error.value, error.problem, error.remedy))
             return Reply("unscorable", value=_reason(error))
         return self._answer(op, entry)
 

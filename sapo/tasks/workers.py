@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Self
 
 from sapo.core.answer_format import AnswerFormat
@@ -19,14 +20,13 @@ from sapo.core.types import Outcome, Question, Recipe, canonical
 from sapo.tasks.holdout import bucket
 from sapo.tasks.pins import usable
 from sapo.tasks.work_batch import WorkBatch
-from sapo.tasks.worker_messages import Item, Op, Parameter, Reply, Scores
+from sapo.tasks.worker_messages import Item, Judged, Op, Reply
 from sapo.tasks.worker_process import WorkerProcess
 
 _FATAL = ("timeout", "memory", "crash")
 _CHECK_SEEDS = (11, 1_234_567)
 _REFUSALS = ("question_mismatch", "slow")
 """Why a claim is not scored, besides that its recipe gives no question."""
-_MOST_IN_A_GROUP = 64
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,6 @@ class TaskWorkers:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that run now."""
         return [worker.process.pid for worker in self._workers if worker.process is not None]
 
     def questions(self, recipes: Sequence[Recipe]) -> list[Question | Outcome]:
@@ -117,12 +116,11 @@ class TaskWorkers:
 
         Only what was begun last is remembered. What goes wrong is raised by the call that it was begun for.
         """
-        self._begin("question", [_item(recipe) for recipe in recipes], [1] * len(recipes))
+        self._begin("question", [_item(recipe) for recipe in recipes])
 
     def begin_score(self, items: Sequence[tuple[Recipe, str]]) -> None:
         """Have the workers begin what `score` with these items will be asked, as `begin_questions` does."""
-        groups = _in_groups(items)
-        self._begin("score", _scored_items(groups), [len(texts) for _, texts in groups])
+        self._begin("score", _in_groups(items))
 
     def score(self, items: Sequence[tuple[Recipe, str]]) -> list[Outcome]:
         """The outcome of each text under its recipe's verifier, in order.
@@ -132,14 +130,12 @@ class TaskWorkers:
         <text>"); nothing else is touched by it.
         """
         groups = _in_groups(items)
-        batch = self._run("score", _scored_items(groups), [len(texts) for _, texts in groups])
         outcomes: list[Outcome] = []
-        for reply, (_, texts) in zip(_replies(batch), groups, strict=True):
-            if reply.kind == "scores":
-                outcomes += _outcomes(reply.value)
+        for group, judged in zip(groups, self._verdicts("score", groups), strict=True):
+            if judged.reason is None:
+                outcomes += _outcomes(judged)
             else:
-                reason = reply.value if reply.kind == "unscorable" else reply.value.reason
-                outcomes += [Outcome.unscorable(reason)] * len(texts)
+                outcomes += [Outcome.unscorable(judged.reason)] * len(group.texts)
         return outcomes
 
     def judge(self, claims: Sequence[PeerGroup]) -> list[Verification]:
@@ -148,24 +144,19 @@ class TaskWorkers:
         Outcomes are those of `score`, except that a text which takes `foreign_limit_s` of processor time, or
         `time_limit_s` by the clock, ends its group as `slow`.
         """
-        sizes = [len(claim.texts) for claim in claims]
         items = [_item(claim.recipe, claim.question, claim.texts) for claim in claims]
-        batch = self._run("judge", items, sizes)
-        judged: list[Verification] = []
-        for number, reply in enumerate(_replies(batch)):
-            if reply.kind == "scores":
-                judged.append(Verification(None, tuple(_outcomes(reply.value)), reply.value.seconds))
-            elif reply.kind == "refused":
-                reason = reply.value.reason if reply.value.reason in _REFUSALS else "not_regenerable"
-                judged.append(Verification(reason, (), reply.value.seconds))
-            else:
-                judged.append(Verification("not_regenerable", (), batch.seconds[number]))
-        return judged
+        return [
+            Verification(
+                one.reason if one.reason in (None, *_REFUSALS) else "not_regenerable",
+                tuple(_outcomes(one)),
+                one.seconds,
+            )
+            for one in self._verdicts("judge", items)
+        ]
 
     @property
     def walls(self) -> tuple[str, ...]:
-        """Names of the kernel walls round the processes (`sapo.tasks.sandbox`); starts one where none
-        runs."""
+        """Names of the kernel walls round the processes; starts one where none runs."""
         self.datasets()
         return self._workers[0].walls
 
@@ -190,21 +181,18 @@ class TaskWorkers:
         return self._training[key]
 
     def datasets(self) -> list[str]:
-        """Names of ReasoningGYM's data sets."""
         (reply,) = _replies(self._run("names", [Item("", "", 0, 0)]))
         names: list[str] = reply.value
         return names
 
     def check(self, tasks: Sequence[Task]) -> None:
-        """Raise `UserError` unless every source and parameter that is asked is known, valid and gives
-        questions."""
+        """Raise `UserError` unless every source and parameter asked is known, valid and gives questions."""
         asked = {number: task for number, task in enumerate(tasks) if task.weight > 0}
         items = [Item(task.dataset, canonical(task.config), 0, 0) for task in asked.values()]
         for (number, task), reply in zip(asked.items(), _replies(self._run("check", items)), strict=True):
-            if reply.kind == "parameter":
-                wrong: Parameter = reply.value
-                place, problem = f"tasks.{number}.{wrong.field}", f"{task.dataset}: {wrong.problem}"
-                raise UserError(place, wrong.value, problem, wrong.remedy)
+            if reply.kind == "wrong":
+                field, value, problem, remedy = reply.value
+                raise UserError(f"tasks.{number}.{field}", value, f"{task.dataset}: {problem}", remedy)
             if reply.kind != "ok":
                 raise self._no_questions(number, task, reply.value)
         for number, reason in self._barren(asked, _CHECK_SEEDS).items():
@@ -240,7 +228,10 @@ class TaskWorkers:
     def _each(self, op: Op, recipes: Sequence[Recipe]) -> list[Reply]:
         return _replies(self._run(op, [_item(recipe) for recipe in recipes]))
 
-    def _run(self, op: Op, items: Sequence[Item], sizes: Sequence[int] | None = None) -> WorkBatch:
+    def _verdicts(self, op: Op, items: Sequence[Item]) -> list[Judged]:
+        return [reply.value for reply in _replies(self._run(op, items))]
+
+    def _run(self, op: Op, items: Sequence[Item]) -> WorkBatch:
         with self._lock:
             ahead = self._ahead
             if ahead is not None and (ahead.op, ahead.items) == (op, items):
@@ -248,14 +239,14 @@ class TaskWorkers:
                 self._see_through(ahead)
                 return ahead
             self._settle()
-            batch = WorkBatch(op, items, sizes or [1] * len(items), self._workers)
+            batch = WorkBatch(op, items, self._workers)
             self._see_through(batch)
             return batch
 
-    def _begin(self, op: Op, items: Sequence[Item], sizes: Sequence[int]) -> None:
+    def _begin(self, op: Op, items: Sequence[Item]) -> None:
         with self._lock:
             self._settle()
-            self._ahead = batch = WorkBatch(op, items, sizes, self._workers)
+            self._ahead = batch = WorkBatch(op, items, self._workers)
             try:
                 batch.begin()
             except OSError:  # no process could be started; whoever waits for the answer tries again
@@ -291,30 +282,21 @@ def _item(recipe: Recipe, claimed: str | None = None, texts: Sequence[str] = ())
     return Item(recipe.dataset, recipe.config, recipe.seed, recipe.index, claimed, tuple(texts))
 
 
-def _in_groups(items: Sequence[tuple[Recipe, str]]) -> list[tuple[Recipe, list[str]]]:
-    """Texts of one recipe in a row, `_MOST_IN_A_GROUP` at most."""
-    groups: list[tuple[Recipe, list[str]]] = []
-    for recipe, same in groupby(items, key=lambda item: item[0]):
-        found = [text for _, text in same]
-        groups += [
-            (recipe, found[start : start + _MOST_IN_A_GROUP])
-            for start in range(0, len(found), _MOST_IN_A_GROUP)
-        ]
-    return groups
-
-
-def _scored_items(groups: Sequence[tuple[Recipe, list[str]]]) -> list[Item]:
-    return [_item(recipe, None, texts) for recipe, texts in groups]
+def _in_groups(items: Sequence[tuple[Recipe, str]]) -> list[Item]:
+    """An item for all texts of one recipe in a row."""
+    return [
+        _item(recipe, None, [text for _, text in same]) for recipe, same in groupby(items, key=itemgetter(0))
+    ]
 
 
 def _replies(batch: WorkBatch) -> list[Reply]:
     return [reply for reply in batch.replies if reply is not None]
 
 
-def _outcomes(scores: Scores) -> list[Outcome]:
+def _outcomes(judged: Judged) -> list[Outcome]:
     return [
         Outcome.scored(float(value)) if kind == "score" else Outcome.unscorable(str(value))
-        for kind, value in scores.findings
+        for kind, value in judged.findings
     ]
 
 

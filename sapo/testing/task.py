@@ -5,7 +5,7 @@ from typing import Any
 from sapo.core.config.schema import Task
 from sapo.core.own_code import Missing
 from sapo.tasks import pins
-from sapo.tasks.task_check import check_task as findings_of
+from sapo.tasks.task_check import check_tasks
 
 
 def check_task(dataset: str, **config: Any) -> None:
@@ -16,5 +16,6 @@ def check_task(dataset: str, **config: Any) -> None:
         task = pins.as_asked(task) if pins.is_own(dataset) else task
     except Missing as missing:
         raise AssertionError(str(missing)) from None
-    failed = [f"{one.what}: {one.detail}" for one in findings_of(task) if one.status == "failed"]
+    ((_, found),) = check_tasks([task])
+    failed = [f"{one.what}: {one.detail}" for one in found if one.status == "failed"]
     assert not failed, "; ".join(failed)

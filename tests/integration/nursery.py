@@ -135,11 +135,11 @@ class Killer:
                 self.die(HALF)
             update(learner)
 
-        def inside(workers: Any, op: Op, items: Sequence[Item], sizes: Any = None) -> WorkBatch:
+        def inside(workers: Any, op: Op, items: Sequence[Item]) -> WorkBatch:
             if INSIDE not in self.known and op in ("score", "judge"):
                 workers._workers[0].assign(range(len(items)), Lot(op, tuple(items)))
                 self.die(INSIDE)
-            return settle(workers, op, items, sizes)
+            return settle(workers, op, items)
 
         Learner._apply = half  # type: ignore[method-assign, assignment]
         SharedWorkers._run = inside  # type: ignore[method-assign, assignment]

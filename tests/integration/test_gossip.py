@@ -367,4 +367,4 @@ def test_a_store_that_is_away_is_not_waited_for_and_what_is_offered_is_delivered
         home.gossip_store.unlink()
         deliver(node)
         assert len(list(home.gossip_store.glob("*/*.safetensors"))) == 1
-        assert node.parts.outages() == {}
+        assert node.outages() == {}

@@ -13,7 +13,7 @@ from openai_support import KEY, backend_for, bound, echo, texts
 
 from sapo.core.errors import Paused, Unavailable, UserError
 from sapo.node.member import openai
-from sapo.node.member.answer_book import AnswerBook, Budget
+from sapo.node.member.answer_book import AnswerBook
 
 
 def test_what_a_reply_says_it_took_is_what_is_counted(book: AnswerBook) -> None:
@@ -43,15 +43,17 @@ def test_a_reply_that_does_not_say_what_it_took_counts_as_the_most(book: AnswerB
 
 
 @pytest.mark.parametrize(
-    ("budget", "sets"),
-    [(Budget(tokens=330), ()), (Budget(cost=0.330), ("member.price_in=1000", "member.price_out=1000"))],
+    ("max_tokens", "max_cost", "sets"),
+    [(330, None, ()), (None, 0.330, ("member.price_in=1000", "member.price_out=1000"))],
     ids=["tokens", "money"],
 )
-def test_a_budget_is_kept_over_restarts(memory: Path, budget: Budget, sets: tuple[str, ...]) -> None:
+def test_a_budget_is_kept_over_restarts(
+    memory: Path, max_tokens: int | None, max_cost: float | None, sets: tuple[str, ...]
+) -> None:
     usage = {"prompt_tokens": 50, "completion_tokens": 50}
     with endpoint(lambda request: request.answer(*"abcd", usage=usage)) as server:
         for _ in range(3):  # 100 a question, up to 140
-            with AnswerBook(memory / "answers.sqlite", budget) as book:
+            with AnswerBook(memory / "answers.sqlite", max_tokens, max_cost) as book:
                 book.begin(0)
                 with pytest.raises(Paused):
                     backend_for(server.url, *sets).answer([ask(n) for n in range(9)], book, never)
@@ -62,7 +64,7 @@ def test_a_budget_is_kept_over_restarts(memory: Path, budget: Budget, sets: tupl
 def test_requests_under_way_do_not_end_a_budget_before_they_have_ended(memory: Path) -> None:
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
     with (
-        AnswerBook(memory / "answers.sqlite", Budget(tokens=200)) as book,
+        AnswerBook(memory / "answers.sqlite", max_tokens=200) as book,
         endpoint(lambda request: request.answer(*"abcd", usage=usage)) as server,
     ):
         book.begin(0)

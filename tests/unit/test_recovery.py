@@ -20,6 +20,7 @@ def due(took: float, seconds_since: float, round: int = 7) -> bool:
         policy=unused,
         learner=unused,
         clock=unused,
+        partners=unused,
         last_at=100.0,
         last_s=took,
     )

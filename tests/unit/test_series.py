@@ -71,7 +71,7 @@ def test_a_node_goes_on_without_a_figure_that_is_wrong(
     config = small_config(["swarm.rounds=2"])
     home = make_home(tmp_path / "home", config)
     with open_node(config, home, bus=MemoryBus(), deliver=False) as node:
-        node.report_beside(lambda: {"prefect/unrecorded": math.nan, "time/checkpoint": -1.0})
+        node.beside = lambda: {"prefect/unrecorded": math.nan, "time/checkpoint": -1.0}
         while not node.finished:
             node.run_round()
         results = node.journal.results()

@@ -53,24 +53,22 @@ class Answer:
     author: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Bounds on what a member may spend in its life; None is no bound."""
-
-    tokens: int | None = None
-    cost: float | None = None
-
-
 class AnswerBook:
     """The answers of the round in hand, and totals of all rounds. Safe to share between threads.
 
-    Raises `sqlite3.DatabaseError` for a file that is damaged.
+    `max_tokens` and `max_cost` bound what a member may spend in its life; None is no bound. Raises
+    `sqlite3.DatabaseError` for a file that is damaged.
     """
 
     def __init__(
-        self, path: Path, budget: Budget = Budget(), *, clock: Callable[[], float] = time.time
+        self,
+        path: Path,
+        max_tokens: int | None = None,
+        max_cost: float | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._budget, self._clock, self._round = budget, clock, -1
+        self._max_tokens, self._max_cost, self._clock, self._round = max_tokens, max_cost, clock, -1
         self._lock = threading.RLock()
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode=WAL")
@@ -127,8 +125,8 @@ class AnswerBook:
             ).fetchone()
             spent = self.totals()
             for name, bound, more, waiting in (
-                ("tokens", self._budget.tokens, tokens, under_way[0]),
-                ("cost", self._budget.cost, cost, under_way[1]),
+                ("tokens", self._max_tokens, tokens, under_way[0]),
+                ("cost", self._max_cost, cost, under_way[1]),
             ):
                 if bound is not None and spent[name] + waiting + more > bound:
                     raise Paused(
@@ -143,10 +141,8 @@ class AnswerBook:
     def settle(
         self, ticket: int, answers: Sequence[Answer], *, wanted: int, tokens: int = 0, cost: float = 0.0
     ) -> int:
-        """Keep what a request brought, and what it took, in one piece; returns how many answers were kept.
-
-        No question gets more than `wanted`.
-        """
+        """Keep what a request brought, and what it took, in one piece; returns how many answers were kept. No
+        question gets more than `wanted`."""
         with self._transaction():
             row = self._db.execute("SELECT place FROM sent WHERE id = ?", (ticket,)).fetchone()
             self._db.execute("DELETE FROM sent WHERE id = ?", (ticket,))
@@ -203,14 +199,9 @@ class AnswerBook:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._lock:
+        with self._lock, self._db:  # commits, or rolls back
             self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+            yield
 
     def _forget_others(self, recipes: Sequence[str]) -> None:
         """Forget answers of this round whose question is another now."""

@@ -63,10 +63,8 @@ class CommandBackend:
             raise UserError("member.run", member.run[0], "there is no such program", REMEDY)
 
     def answer(self, asks: Sequence[Ask], book: AnswerBook, stopping: Callable[[], bool]) -> None:
-        """Ask until every question has its answers; see `Backend.answer`.
-
-        A question that the program fails at again and again is given up where it answers the next one.
-        """
+        """Ask until every question has its answers; see `Backend.answer`. A question that the program fails
+        at again and again is given up where it answers the next one."""
         failed: dict[int, str] = {}
         answered = any(not book.missing(ask) and book.answers(ask.place) for ask in asks)
         for ask in asks:
@@ -97,9 +95,7 @@ class CommandBackend:
 
     def _fill(self, ask: Ask, book: AnswerBook, stopping: Callable[[], bool]) -> None:
         """Ask one question until it has its answers or the member stops; start the program where needed.
-
-        Raises `_Failed` after the last try.
-        """
+        Raises `_Failed` after the last try."""
         for wait in (*self._waits_s, None):
             try:
                 self._ask(ask, book, stopping)

@@ -75,12 +75,8 @@ class _Failed(Exception):
         super().__init__(why)
 
 
-class _Declined(Exception):
+class _Declined(UserError):
     """The endpoint takes this question not at all, or none as they are sent."""
-
-    def __init__(self, error: UserError) -> None:
-        self.error = error
-        super().__init__(error.problem)
 
 
 @dataclass(slots=True)
@@ -182,10 +178,8 @@ class OpenAIBackend:
         return request
 
     async def _see_to(self, tasks: Collection["asyncio.Task[None]"], call: _Call) -> None:
-        """Wait for all; after an error or when the member stops, only for requests that are under way.
-
-        Raises the first error.
-        """
+        """Wait for all; after an error or when the member stops, only for requests that are under way. Raises
+        the first error."""
         waiting, errors = set(tasks), list[BaseException]()
         stopped_at: float | None = None
         while waiting:
@@ -203,10 +197,8 @@ class OpenAIBackend:
             raise errors[0]
 
     def _judge_unanswered(self, call: _Call, *, alone: bool) -> None:
-        """Give up questions without answers where the endpoint answers others; raise where it answers none.
-
-        A round of one question has no others: what was ever answered counts then.
-        """
+        """Give up questions without answers where the endpoint answers others; raise where it answers none. A
+        round of one question has no others: what was ever answered counts then."""
         before = alone and call.book.totals()["answers"] > 0
         if call.over and not call.answers_others():
             return
@@ -235,7 +227,7 @@ class OpenAIBackend:
                     kept, why = await self._request(ask, many, call)
             except _Declined as declined:
                 if many == 1:
-                    call.declined[ask.place] = declined.error
+                    call.declined[ask.place] = declined
                     return
                 single, tries = True, 0
                 continue
@@ -341,7 +333,7 @@ class OpenAIBackend:
         if self._comes_round(said):
             raise _Failed(f"it refuses a parameter {told}")
         problem = f"the endpoint refuses the request {told}"
-        raise _Declined(UserError("member.model", model, problem, "change what it asks for, or the model"))
+        raise _Declined("member.model", model, problem, "change what it asks for, or the model")
 
     def _comes_round(self, said: str) -> bool:
         """Whether the next request is another: under a newer name, or without what may be left out."""

@@ -75,10 +75,8 @@ def render(title: str, **values: object) -> str:
 
 
 class PageServer:
-    """The server of one page, on this machine only, from construction until `close`.
-
-    Raises `UserError` for a port that cannot be used.
-    """
+    """The server of one page, on this machine only, from construction until `close`. Raises `UserError` for a
+    port that cannot be used."""
 
     def __init__(self, port: int | None, key: str, most_bytes: int, visit: Visit) -> None:
         self._key, self._most_bytes, self._visit = key, most_bytes, visit

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,6 +39,8 @@ OLDER = "This page is older than it looks: the text below was not sent. Send it 
 CHANGED = "This page's answer was taken already, and the text below is another: send it to give it as well."
 _AGAIN = Reply(303, location="./")
 T = TypeVar("T")
+_View = dict[str, str | int | bool]
+"""A question as a page shows it; `number` is which of the `wanted` answers comes next."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,9 +53,6 @@ class _Sitting:
     def open(self) -> list[Ask]:
         return [ask for ask in self.asks if self.book.missing(ask)]
 
-    def all_answered(self) -> bool:
-        return not any(self.book.missing(ask) for ask in self.asks)
-
 
 @dataclass(slots=True)
 class _Shown:
@@ -61,32 +61,9 @@ class _Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """A question as a page shows it; `number` is which of the `wanted` answers comes next."""
-
-    text: str
-    identity: str
-    once: str
-    number: int
-    wanted: int
-    missing: int
-    again: bool
-    most: int
-    draft: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _Last:
     text: str
     outcome: "Future[Outcome]"
-
-
-@dataclass(frozen=True, slots=True)
-class _NotTaken:
-    status: int
-    note: str
-    view: _View | None
-    unsent: str | None = None
 
 
 class PersonBackend:
@@ -94,6 +71,8 @@ class PersonBackend:
 
     Raises `UserError` for a port that cannot be used.
     """
+
+    kind: AuthorKind = "person"
 
     def __init__(
         self, member: PersonMember, config: Config, score: Callable[[Recipe, str], Outcome], folder: Path
@@ -111,17 +90,12 @@ class PersonBackend:
         self.address = f"http://{HOST}:{self._server.port}/{key}/"
         """The link that lets a browser in."""
 
-    @property
-    def kind(self) -> AuthorKind:
-        """Its groups name a person."""
-        return "person"
-
     def answer(self, asks: Sequence[Ask], book: AnswerBook, stopping: Callable[[], bool]) -> None:
         """Show the questions until each has its answers, or `stopping`."""
         with self._changed:
             sitting = self._sitting = _Sitting(asks, book)
             try:
-                while not sitting.all_answered() and not stopping():
+                while sitting.open() and not stopping():
                     # what is kept while a wait ends wakes nobody: the book is asked each time
                     self._changed.wait(LOOK_S)
             finally:
@@ -142,24 +116,24 @@ class PersonBackend:
             return self._page(person, view)
         text = form.get("text", "").replace("\r\n", "\n").replace("\r", "\n")
         refused = self._submit(person, form.get("ask", ""), form.get("once", ""), text)
-        if refused is None:
-            return _AGAIN
-        return self._page(
-            person, refused.view, status=refused.status, note=refused.note, unsent=refused.unsent
-        )
+        # made outside the lock: a page may wait for a score
+        return _AGAIN if refused is None else refused()
 
-    def _submit(self, person: str, identity: str, once: str, text: str) -> _NotTaken | None:
-        """Keep and score an answer, or say why not; None for one that was taken, now or before."""
+    def _submit(self, person: str, identity: str, once: str, text: str) -> Callable[[], Reply] | None:
+        """Keep and score an answer, or return what makes the page that says why not; None for one that was
+        taken, now or before."""
         with self._changed:
             shown = self._shown.get(once)
             if shown is not None and shown.taken == text:
                 return None
             ask = self._open_ask(identity, shown)
             if ask is None:
-                return _NotTaken(409, CLOSED, self._next(person), unsent=text or None)
+                view = self._next(person)
+                return partial(self._page, person, view, status=409, note=CLOSED, unsent=text or None)
             status, problem = self._problem(shown, text)
             if shown is None or problem:
-                return _NotTaken(status, problem, self._view(ask, person, draft=text))
+                view = self._view(ask, person, draft=text)
+                return partial(self._page, person, view, status=status, note=problem)
             shown.sitting.book.keep(ask.place, [Answer(text, author=person)], wanted=ask.wanted)
             shown.taken = text
             last = _Last(text, Future())
@@ -214,17 +188,17 @@ class PersonBackend:
         once = secrets.token_hex(16)
         _remember(self._shown, once, _Shown(sitting), MOST_PAGES)
         missing = sitting.book.missing(ask)
-        return _View(
-            text=ask.question.text,
-            identity=_identity(ask),
-            once=once,
-            number=ask.wanted - missing + 1,
-            wanted=ask.wanted,
-            missing=missing,
-            again=_has_answered(sitting.book, ask, person),
-            most=self._most,
-            draft=draft,
-        )
+        return {
+            "text": ask.question.text,
+            "identity": _identity(ask),
+            "once": once,
+            "number": ask.wanted - missing + 1,
+            "wanted": ask.wanted,
+            "missing": missing,
+            "again": _has_answered(sitting.book, ask, person),
+            "most": self._most,
+            "draft": draft,
+        }
 
     def _page(
         self, person: str, view: _View | None, *, status: int = 200, note: str = "", unsent: str | None = None

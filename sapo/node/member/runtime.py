@@ -21,10 +21,11 @@ from sapo.core.config.members import OpenAIMember
 from sapo.core.errors import Paused, Unavailable
 from sapo.core.outage import Outage
 from sapo.core.series import Sieve
-from sapo.core.types import Batch, Completion, Group, Outcome, Question, Recipe, RoundResult
+from sapo.core.types import Batch, Completion, Group, Question, RoundResult
+from sapo.learn.batch_metrics import reward_means
 from sapo.node.author import Author, open_author
 from sapo.node.group_maker import GroupMaker
-from sapo.node.member.answer_book import AnswerBook, Ask, Budget
+from sapo.node.member.answer_book import AnswerBook, Ask
 from sapo.node.member.backend import Backend, open_backend
 from sapo.node.scoring import score_groups
 from sapo.store.journal.outbox import Deliverer, Sink
@@ -53,7 +54,7 @@ class MemberRuntime:
         maker: GroupMaker,
         backend: Backend,
         book: AnswerBook,
-        deliverer: Deliverer | None,
+        deliverer: Deliverer,
         *,
         clock: Callable[[], float],
         stop: threading.Event,
@@ -63,7 +64,8 @@ class MemberRuntime:
         self.round = self.journal.finished_rounds()
         self._clock, self._stop, self._stack = clock, stop, contextlib.ExitStack()
         self._outage = Outage("what answers is", log, consequence="asking again", who=author.name)
-        self._beside: Callable[[], Mapping[str, float]] = dict
+        self.beside: Callable[[], Mapping[str, float]] = dict
+        """More series for every round, of what goes on around the member."""
         self._groups: list[Group] = []
         self._metrics: dict[str, float] = {}
         self._figures = Sieve(self.name)
@@ -97,22 +99,22 @@ class MemberRuntime:
             if workers is None:
                 workers = open_workers(author.config, tasks=config.manifest_tasks())
                 stack.callback(workers.close)
-            folder = home.node(name)
-            book = stack.enter_context(AnswerBook(folder / BOOK, budget_of(author.config), clock=clock))
+            folder, member = home.node(name), author.config.member
+            bounds = (member.max_tokens, member.max_cost) if isinstance(member, OpenAIMember) else ()
+            book = stack.enter_context(AnswerBook(folder / BOOK, *bounds, clock=clock))
             if backend is None:
-                backend = open_backend(author.config, folder, scorer(workers))
+                score = workers.score
+                backend = open_backend(author.config, folder, lambda recipe, text: score([(recipe, text)])[0])
             stack.callback(backend.close)
             for leftover in (home.waiting(name), home.page(name)):
                 leftover.unlink(missing_ok=True)
                 stack.callback(leftover.unlink, missing_ok=True)
             if backend.address is not None:
                 write_atomically(home.page(name), backend.address + "\n", mode=0o600)
-            deliverer = None
-            if deliver:
-                sinks: list[Sink] = [PublishSink(own_bus), *tracking]
-                deliverer = Deliverer(home.journal(name), sinks, clock=clock)
-                stack.callback(deliverer.close)
-            member = cls(
+            sinks: list[Sink] = [PublishSink(own_bus), *tracking] if deliver else []
+            deliverer = Deliverer(home.journal(name), sinks, clock=clock)
+            stack.callback(deliverer.close)
+            runtime = cls(
                 author,
                 home,
                 GroupMaker(author, workers, clock, kind=backend.kind),
@@ -122,8 +124,8 @@ class MemberRuntime:
                 clock=clock,
                 stop=stop or threading.Event(),
             )
-            member._stack = stack.pop_all()
-        return member
+            runtime._stack = stack.pop_all()
+        return runtime
 
     def __enter__(self) -> Self:
         return self
@@ -135,7 +137,6 @@ class MemberRuntime:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds of the config are done."""
         return self.round >= self.config.swarm.rounds
 
     def run_round(self) -> RoundResult:
@@ -150,8 +151,7 @@ class MemberRuntime:
         Answers that are there are not asked for again. Raises `Paused` as `run_round` does, `UserError` for
         what a person must mend.
         """
-        if self.deliverer is not None:
-            self.deliverer.check()
+        self.deliverer.check()
         started = self._clock()
         if not self._committed() and not self._groups:
             questions = self.maker.question_stream(self.round).result()
@@ -171,14 +171,22 @@ class MemberRuntime:
             owed = [signed[n].group_id for n in chosen if self.maker.within_rules(self._groups[n], signed[n])]
             self._metrics["share/withheld"] = float(len(chosen) - len(owed))
             self.journal.commit_groups(self.round, signed, owed)
-        if self.deliverer is not None:
-            self.deliverer.notify()
+        self.deliverer.notify()
 
     def finish(self) -> RoundResult:
         """Score the round's answers, and journal its figures with an empty batch."""
         stage = self.journal.stage()
         if stage is not None and stage[1] == "groups":
-            batch = empty_batch(self.config, self.name, self.journal.incarnation, self.round)
+            batch = Batch(
+                swarm=self.config.swarm.name,
+                node=self.name,
+                incarnation=self.journal.incarnation,
+                round=self.round,
+                policy_version=0,
+                learn="{}",
+                temperature=self.config.generate.temperature,
+                groups=(),
+            )
             self.journal.commit_batch(
                 batch, positions={}, pool_added=[], pool_removed=[], verdicts={}, training_owed=False
             )
@@ -193,24 +201,17 @@ class MemberRuntime:
         self.journal.forget(self.round - KEPT_ROUNDS)
         self.round += 1
         self._groups, self._metrics = [], {}
-        if self.deliverer is not None:
-            self.deliverer.notify()
+        self.deliverer.notify()
         return result
-
-    def report_beside(self, beside: Callable[[], Mapping[str, float]]) -> None:
-        """Add these series to every round."""
-        self._beside = beside
 
     def outages(self) -> dict[str, float]:
         """The series `outage/*`: 1 for every service that is away now."""
-        away = {"answers"} if self._outage.away else set()
-        if self.deliverer is not None:
-            away |= self.deliverer.away()
+        away = self.deliverer.away() | ({"answers"} if self._outage.away else set())
         return {f"outage/{service}": 1.0 for service in sorted(away)}
 
     def drain(self, timeout: float) -> bool:
         """Deliver what is owed, within `timeout` seconds; whether nothing is owed any more."""
-        return self.deliverer is None or self.deliverer.drain(timeout)
+        return self.deliverer.drain(timeout)
 
     def close(self) -> None:
         """End the backend, stop deliveries, release the lock. What is owed stays in the journal."""
@@ -267,7 +268,9 @@ class MemberRuntime:
 
     def _round_metrics(self) -> dict[str, float]:
         outcomes = score_groups(self.maker.workers, self._groups) if self._groups else []
-        metrics = self._metrics | rewards(self._groups, outcomes) | self.outages() | dict(self._beside())
+        pairs = zip(self._groups, outcomes, strict=True)
+        scores = ((group.recipe.dataset, one.score) for group, row in pairs for one in row)
+        metrics = self._metrics | reward_means("reward/local", scores) | self.outages() | dict(self.beside())
         metrics |= {f"member/{name}": amount for name, amount in self.book.totals().items()}
         metrics["member/groups"] = float(len(self._groups))
         metrics |= {f"owed/{kind}": float(count) for kind, count in self.journal.owed_counts().items()}
@@ -282,39 +285,3 @@ class MemberRuntime:
         if self._committed():
             signed = self.journal.groups(self.round)
             self._groups = [Group.model_validate_json(one.payload) for one in signed]
-
-
-def rewards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]) -> dict[str, float]:
-    """Mean score of a round's answers, over all and by task; without those that could not be scored."""
-    scores: dict[str, list[float]] = {}
-    for group, row in zip(groups, outcomes, strict=True):
-        for name in ("reward/local", f"reward/local/{group.recipe.dataset}"):
-            scores.setdefault(name, []).extend(one.score for one in row if one.score is not None)
-    return {name: sum(found) / len(found) for name, found in scores.items() if found}
-
-
-def empty_batch(config: Config, name: str, incarnation: str, round: int) -> Batch:
-    """The batch of a member's round: it learns from nothing."""
-    return Batch(
-        swarm=config.swarm.name,
-        node=name,
-        incarnation=incarnation,
-        round=round,
-        policy_version=0,
-        learn="{}",
-        temperature=config.generate.temperature,
-        groups=(),
-    )
-
-
-def scorer(workers: TaskWorkers) -> Callable[[Recipe, str], Outcome]:
-    """The verifier's outcome for one text."""
-    return lambda recipe, text: workers.score([(recipe, text)])[0]
-
-
-def budget_of(config: Config) -> Budget:
-    """What a member's config lets it spend."""
-    member = config.member
-    if isinstance(member, OpenAIMember):
-        return Budget(tokens=member.max_tokens, cost=member.max_cost)
-    return Budget()

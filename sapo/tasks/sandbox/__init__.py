@@ -1,9 +1,11 @@
 """Walls round the processes that meet foreign text: what the kernel refuses them, whatever runs inside.
 
 The first line is that submitted text is never evaluated; these walls are the second (docs/walls.md).
-Importable everywhere; walls that a machine does not have are left out and named, never an error.
+Walls that a machine does not have are left out and named, never an error.
 """
 
+import contextlib
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,10 @@ KEEPS_OFF: dict[str, tuple[str, ...]] = {
 """What each wall keeps off by itself, of what foreign text must be kept off from on Linux."""
 NEEDED = ("network", "files", "processes")
 
-_standing: tuple[str, ...] = ()
+OPEN_FILES = 256
+"""For a worker, whose imports open one file after another."""
+CHILD_FILES = 32
+
 _narrow: Callable[[], None] | None = None
 """What a child's kernel wall is built by, made ready in the worker."""
 
@@ -34,23 +39,18 @@ class Wall:
     detail: str
 
 
-def around_worker() -> tuple[str, ...]:
+def around_worker() -> list[Wall]:
     """Wall in this process, a task worker that has one thread still; it may fork afterwards.
 
     Python's own files and the libraries' stay readable; nothing can be written, no program started, no socket
-    made. Returns the walls that stand, a part of `WALLS`. Called once, after the imports: what is loaded
-    finds what else belongs to the libraries.
+    made. Returns what became of each wall. Called once, after the imports: what is loaded finds what else
+    belongs to the libraries.
     """
-    return tuple(wall.name for wall in build() if wall.stands)
-
-
-def build() -> list[Wall]:
-    """`around_worker`, with what became of each wall."""
-    global _standing, _narrow
-    from sapo.tasks.sandbox import rlimits
-
+    global _narrow
     sys.dont_write_bytecode = True
-    rlimits.around_worker()
+    for name in ("RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE"):
+        _lower(name, 0)
+    _lower("RLIMIT_NOFILE", OPEN_FILES)
     walls = [Wall("limits", True, "keeps off what would fill memory, processor time, descriptors or disk")]
     if sys.platform.startswith("linux"):
         from sapo.tasks.sandbox import layers
@@ -60,7 +60,6 @@ def build() -> list[Wall]:
         _narrow = layers.narrower(may_open="landlock" in standing) if "seccomp" in standing else None
     else:
         walls += [Wall(name, False, f"Linux has it, {sys.platform} does not") for name in WALLS[1:]]
-    _standing = tuple(wall.name for wall in walls if wall.stands)
     return walls
 
 
@@ -71,18 +70,24 @@ def _attempt(name: str, step: Callable[[], str]) -> Wall:
         return Wall(name, False, error.strerror or str(error))
 
 
-def around_text() -> tuple[str, ...]:
+def around_text() -> None:
     """Narrow the walls in this process, a child that the worker forked to look at submitted texts.
 
     It makes no process or thread and signals only itself; it opens no file, except that behind Landlock
-    it may read what the worker may. Returns the walls that stand.
+    it may read what the worker may.
     """
-    from sapo.tasks.sandbox import rlimits
-
-    rlimits.around_text()
+    _lower("RLIMIT_NOFILE", CHILD_FILES)
+    _lower("RLIMIT_NPROC", 0)  # root is excepted
     if _narrow is not None:
         _narrow()
-    return _standing
+
+
+def _lower(name: str, value: int) -> None:
+    """Lower a resource limit, for good; how much memory and time a process has is its caller's to say."""
+    kind = getattr(resource, name, None)
+    if kind is not None:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (value, value))
 
 
 def sufficient(walls: Sequence[str]) -> bool:

@@ -15,7 +15,6 @@ _PTRACE_SEIZE = 0x4206
 
 
 def write_a_file(other: int) -> None:
-    """Make a file in the folder for temporary files."""
     path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"sapo-wall-{os.getpid()}")
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     os.unlink(path)
@@ -27,18 +26,15 @@ def read_a_file(other: int) -> None:
 
 
 def read_the_environment(other: int) -> None:
-    """Read the environment of another process."""
     with open(f"/proc/{other}/environ", "rb") as environment:
         environment.read()
 
 
 def reach_the_internet(other: int) -> None:
-    """Make a socket for an Internet protocol."""
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
 
 
 def reach_a_local_service(other: int) -> None:
-    """Make a socket for services on this machine."""
     socket.socket(socket.AF_UNIX).close()
 
 
@@ -51,7 +47,6 @@ def run_a_program(other: int) -> None:
 
 
 def start_a_process(other: int) -> None:
-    """Fork."""
     child = os.fork()
     if child == 0:
         os._exit(0)

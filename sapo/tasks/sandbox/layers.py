@@ -1,10 +1,15 @@
 """The kernel's walls, in the order in which they can be built."""
 
+import ctypes
 import os
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from sapo.tasks.sandbox import landlock, namespaces, readable_paths, seccomp, syscalls
+from sapo.tasks.sandbox import landlock, readable_paths, seccomp, syscalls
+
+_USER, _NET, _IPC = 0x10000000, 0x40000000, 0x08000000
+_CAPABILITY_VERSION = 0x20080522
 
 
 def steps() -> list[tuple[str, Callable[[], str]]]:
@@ -16,8 +21,8 @@ def steps() -> list[tuple[str, Callable[[], str]]]:
 
     def namespace() -> str:
         try:
-            _try_first(namespaces.leave_network, needed)
-            namespaces.leave_network()
+            _try_first(_leave_network, needed)
+            _leave_network()
         finally:
             _give_up_rights(needed)
         return "keeps off the network: one of its own has nothing in it; no right of root's is left"
@@ -41,10 +46,29 @@ def narrower(may_open: bool) -> Callable[[], None]:
     return seccomp.Filter(seccomp.child_rules(may_open), seccomp.ALLOW).install
 
 
+def _leave_network() -> None:
+    """Move this process, which has one thread, where there is no network. Raises `OSError` where refused.
+
+    An ordinary user may do that in a user namespace; root may also where those are switched off.
+    """
+    try:
+        syscalls.call("unshare", _USER | _NET | _IPC)
+    except OSError:
+        if os.geteuid() != 0:
+            raise
+        syscalls.call("unshare", _NET | _IPC)
+
+
 def _give_up_rights(needed: Sequence[str]) -> None:
     with suppress(OSError):
-        _try_first(namespaces.drop_capabilities, needed)
-        namespaces.drop_capabilities()
+        _try_first(_drop_capabilities, needed)
+        _drop_capabilities()
+
+
+def _drop_capabilities() -> None:
+    """Keep no right that root has over an ordinary user. Raises `OSError`."""
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION, 0), 8)
+    syscalls.call("capset", header, ctypes.create_string_buffer(24))
 
 
 def _readable(path: str) -> bool:

@@ -22,9 +22,7 @@ _SYSTEM = (
 
 def libraries() -> list[str]:
     """The folders and files of Python, of what is installed beside it and of what is loaded, links resolved.
-
-    Not the folders on `sys.path` themselves: one of them may be a checkout with a swarm's keys in it.
-    """
+    Not the folders on `sys.path` themselves: one of them may be a checkout with a swarm's keys in it."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     places = [sysconfig.get_path(name) for name in names]
     places += [os.path.dirname(os.__file__), os.path.join(sys.base_prefix, "lib"), *site.getsitepackages()]

@@ -95,10 +95,8 @@ def child_rules(may_open: bool) -> dict[str, Rule]:
 
 
 def program(rules: Mapping[str, Rule], others: int, machine: str) -> list[Instruction]:
-    """The filter that answers by `rules`, and `others` to calls that they don't name.
-
-    A call in another mode of the processor ends the process, as no number in `rules` is meant for it.
-    """
+    """The filter that answers by `rules`, and `others` to calls that they don't name. A call in another mode
+    of the processor ends the process, as no number in `rules` is meant for it."""
     code: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, ARCHITECTURES[machine]),
@@ -146,10 +144,8 @@ class Filter:
         self._own = [end for end in ends if code[end : end + 4] == struct.pack("=I", THIS_PROCESS)]
 
     def install(self) -> None:
-        """Put it on this process and what it forks, for good; it must be unable to gain privileges.
-
-        Raises `OSError` where the kernel refuses.
-        """
+        """Put it on this process and what it forks, for good; it must be unable to gain privileges. Raises
+        `OSError` where the kernel refuses."""
         for place in self._own:
             struct.pack_into("=I", self._code, place, os.getpid())
         syscalls.call("seccomp", _SET_MODE_FILTER, 0, self._head)

@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from sapo.core.errors import SapoError
 from sapo.tasks import sandbox as walls
 from sapo.tasks.sandbox import escape_attempts as deeds
+from sapo.tasks.worker_process import worker_environment
 
 LIMIT_S = 60.0
 
@@ -23,7 +23,6 @@ class Probe:
 
     @property
     def standing(self) -> tuple[str, ...]:
-        """Names of the walls that stand."""
         return tuple(wall.name for wall in self.walls if wall.stands)
 
     @property
@@ -34,11 +33,8 @@ class Probe:
 
 def probe() -> Probe:
     """Run the throwaway process and return its findings. Raises `SapoError` if it prints none."""
-    path = os.pathsep.join(
-        [str(Path(walls.__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
     command = [sys.executable, "-P", "-m", __name__]
-    environment = os.environ | {"PYTHONPATH": path}
+    environment = worker_environment()
     try:
         ended = subprocess.run(command, capture_output=True, timeout=LIMIT_S, env=environment, check=False)
     except subprocess.TimeoutExpired:
@@ -56,7 +52,7 @@ def probe() -> Probe:
 def main() -> None:
     """The throwaway process: say on standard output, which must be a pipe, what stands and what it holds."""
     other = os.getppid()
-    built = [asdict(wall) for wall in walls.build()]
+    built = [asdict(wall) for wall in walls.around_worker()]
     child = os.fork()
     if child == 0:
         try:
