@@ -66,7 +66,7 @@ def work(process: Process, orchestrator: Orchestrator) -> int:
     home, config = process.home, process.config
     os.environ.update(thread_settings(config.threads))
     with ForkServer(["sapo.flows.preload"]) as fork_server:
-        group = ProcessGroup(config, home, process.stop, fork_server=fork_server)
+        group = ProcessGroup(process, fork_server=fork_server)
         GROUP.set(group)
         # servers and fork server load side by side; the supervisor ends this process when a server fails
         while not home.services.exists() and not process.stopping():
