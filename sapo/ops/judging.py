@@ -21,7 +21,7 @@ from sapo.node import probes
 from sapo.node.tracked import tracker_of
 from sapo.ops.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts
 from sapo.ops.process import Process
-from sapo.ops.process_group import forget_progress, write_progress
+from sapo.ops.process_group import write_progress
 from sapo.ops.summary import read_run, summarise
 from sapo.policy.evaluate import held_out_name
 from sapo.store.journal.journal import Journal
@@ -49,7 +49,7 @@ def ask_all(process: Process) -> Mapping[str, NodeExam]:
             log.info("%s: %d of %d answers to held-out questions", label, done, total)
         elif now - told[2] < TELL_S:
             return
-        write_progress(process.home, label, done, total)
+        write_progress(process.home.evaluating, label, done, total)
         told = (label, part, now)
 
     uri = process.tracking_uri()
@@ -67,7 +67,7 @@ def ask_all(process: Process) -> Mapping[str, NodeExam]:
         with process.own(), tempfile.TemporaryDirectory(prefix="sapo-rivals-") as scratch:
             nodes = evaluate_swarm(process.config, process.home, progress=tell, rivals=earlier).nodes
     finally:
-        forget_progress(process.home)
+        process.home.evaluating.unlink(missing_ok=True)
     log.info("pass@1: %s", {node: exam.pass_at_1 for node, exam in nodes.items()})
     return nodes
 

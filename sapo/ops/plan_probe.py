@@ -11,10 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
 
 from sapo.core.atomic_file import write_atomically
 from sapo.core.child_process import POLL_S, Child, tail, watch_parent
@@ -33,6 +35,7 @@ from sapo.ops.plan_answers import (
     counted,
     examples,
 )
+from sapo.ops.process_group import read_progress, write_progress
 
 if TYPE_CHECKING:
     import torch
@@ -124,28 +127,18 @@ def probe(config: Config, cache: Path, progress: Progress, questions: int = QUES
         child = Child.start("probe", ["-m", "sapo.ops.plan_probe", scratch], log=log, env=env)
         try:
             while (code := child.wait(POLL_S * 4)) is None:
-                progress(*_read_progress(folder))
+                progress(*(read_progress(folder / DONE) or ("trying: loading the model", 0, 1)))
         finally:
             child.kill()
         if code or not (folder / FOUND).exists():
             ended = "was killed: it may have been too much for this machine" if code < 0 else "failed"
             said = tail(log).strip().splitlines() or [f"exit code {code}"]
             raise ProbeFailed(f"the probe {ended}: {said[-1]}")
-        found: dict[str, Any] = json.loads((folder / FOUND).read_text(encoding="utf-8"))
-        found["answers"] = tuple(TaskAnswers(**one) for one in found["answers"])
-        found["examples"] = tuple(Example(**one) for one in found["examples"])
-        return Probed(**found)
+        return TypeAdapter(Probed).validate_json((folder / FOUND).read_bytes())
 
 
 def _tell(folder: Path, label: str, done: int, total: int) -> None:
-    write_atomically(folder / DONE, json.dumps([f"trying: {label}", done, total]))
-
-
-def _read_progress(folder: Path) -> tuple[str, int, int]:
-    if not (folder / DONE).exists():
-        return "trying: loading the model", 0, 1
-    label, done, total = json.loads((folder / DONE).read_text(encoding="utf-8"))
-    return label, done, total
+    write_progress(folder / DONE, f"trying: {label}", done, total)
 
 
 def main(argv: list[str]) -> int:
@@ -159,11 +152,11 @@ def main(argv: list[str]) -> int:
     except SapoError as error:
         print(error)
         return 1
-    write_atomically(folder / FOUND, json.dumps(found))
+    write_atomically(folder / FOUND, TypeAdapter(Probed).dump_json(found).decode())
     return 0
 
 
-def _measure(folder: Path, config: Config, cache: Path, questions: int) -> dict[str, Any]:
+def _measure(folder: Path, config: Config, cache: Path, questions: int) -> Probed:
     from sapo.bus.memory import MemoryBus
     from sapo.node.round import NodeRuntime
     from sapo.store.history import create_tables
@@ -185,12 +178,14 @@ def _measure(folder: Path, config: Config, cache: Path, questions: int) -> dict[
             last = dict(node.run_round().metrics)  # its checkpoint has an optimiser's state, as a run's have
             node.drain(DRAIN_S)
             taken = {**_round(config, node, last, found, update), **_disk(home, node), **_half(node)}
-            said = {
-                "answers": [asdict(one) for one in counted(node, found)],
-                "examples": [asdict(one) for one in examples(found)],
-            }
-            memory = {"bare": bare, "peak": peak_memory(), "device_peak": _device_peak(node)}
-            return {**memory, **taken, **said}
+            return Probed(
+                **taken,
+                bare=bare,
+                peak=peak_memory(),
+                device_peak=_device_peak(node),
+                answers=tuple(counted(node, found)),
+                examples=tuple(examples(found)),
+            )
 
 
 def _round(

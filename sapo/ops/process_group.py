@@ -72,27 +72,18 @@ class SwarmState:
         return cls(**content)
 
 
-def write_progress(home: Home, label: str, done: int, total: int) -> None:
-    """Take down how far the evaluation is, for those who watch."""
-    write_atomically(_progress_file(home), json.dumps([label, done, total]))
+def write_progress(path: Path, label: str, done: int, total: int) -> None:
+    """Take down how far a work is, for those who watch."""
+    write_atomically(path, json.dumps([label, done, total]))
 
 
-def read_progress(home: Home) -> tuple[str, int, int] | None:
-    """What is evaluated, the questions done and their number; None where no evaluation runs."""
+def read_progress(path: Path) -> tuple[str, int, int] | None:
+    """What is being done, how much of it is done, and of how much; None where there is no such file."""
     try:
-        label, done, total = json.loads(_progress_file(home).read_text(encoding="utf-8"))
+        label, done, total = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     return label, done, total
-
-
-def forget_progress(home: Home) -> None:
-    """The evaluation has ended."""
-    _progress_file(home).unlink(missing_ok=True)
-
-
-def _progress_file(home: Home) -> Path:
-    return home.root / "evaluating.json"
 
 
 class ProcessGroup:

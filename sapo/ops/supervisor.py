@@ -353,7 +353,7 @@ def snapshot(config: Config, home: Home) -> SwarmStatus:
     servers = service_registry.read(home) if pid is not None else None
     archive, evaluate = members.get("archive", MemberState()), members.get("evaluate", MemberState())
     stopping = pid is not None and home.stop_flag.exists()
-    progress = read_progress(home) if phase == "evaluating" else None
+    progress = read_progress(home.evaluating) if phase == "evaluating" else None
     return SwarmStatus(phase, nodes, archive, evaluate, servers, pid, stopping, progress)
 
 

@@ -82,6 +82,8 @@ class Home:
     """The evaluation questions, regenerated once and kept."""
     evaluation = _File("evaluation.json")
     """The last full held-out evaluation."""
+    evaluating = _File("evaluating.json")
+    """How far one is that runs now."""
     verdicts = _File("judge.sqlite")
     """What the judge found, round by round."""
     report = _File("report.html")
