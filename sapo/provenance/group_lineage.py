@@ -29,7 +29,6 @@ Rollbacks = Mapping[tuple[str, str], Mapping[int, int]]
 """Of each learner (node, incarnation): rounds that went back to older weights, and to which round's."""
 LEFT = ("trained", "uninformative", "unscorable", "evicted")
 """What became of a received group."""
-ALWAYS = 2**31
 NAMED = 5
 """Of the groups that an ambiguous prefix means, how many are named."""
 TASK = ("dataset", "config", "seed", "index", "question")
@@ -179,7 +178,7 @@ def _learned(training: Sequence[Row], rollbacks: Rollbacks) -> list[Document]:
     entries = []
     for (node, incarnation, round), rows in batches.items():
         parts = [_part(row) for row in rows]
-        lasts, skipped = _lasts(round, rollbacks[node, incarnation], ALWAYS), rows[0]["skipped"]
+        lasts, skipped = lineage_queries.lasts(round, rollbacks[node, incarnation]), rows[0]["skipped"]
         trained = [one for one in parts if one["trained"]]
         fate = "learned" if trained else "no advantage"
         entries.append(
@@ -241,8 +240,4 @@ def _includes(version: Version, entry: Document, rollbacks: Mapping[int, int]) -
     if not entry["tokens"] or entry["skipped"] is not None or tags.get(INCARNATION) != entry["incarnation"]:
         return False
     count = int(tags[ROUND]) if tags.get(ROUND, "").isdecimal() else 0
-    return _lasts(entry["round"], rollbacks, count)
-
-
-def _lasts(round: int, rollbacks: Mapping[int, int], count: int) -> bool:
-    return any(round in span for span in lineage_queries.lasting(rollbacks, count))
+    return lineage_queries.lasts(entry["round"], rollbacks, count)
