@@ -8,13 +8,13 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import SapoError, UserError
-from sapo.core.types import Batch, Gossiped
+from sapo.core.types import Batch, Gossiped, RoundResult
 from sapo.learn.update import Learner, StepResult
 from sapo.policy import checkpoint, models
 from sapo.policy.checkpoint import Checkpoint
@@ -22,24 +22,14 @@ from sapo.policy.exchange import Unusable, averaged_with, trained
 from sapo.policy.kept_files import KeptFiles
 from sapo.policy.models import LoadedPolicy
 
+if TYPE_CHECKING:
+    from sapo.store.history.rounds import RecordedRound
+
 Environment = Mapping[str, Any]
 
 
 class Mismatch(SapoError):
     """Weights or rounds are not what was recorded."""
-
-
-class Recorded(Protocol):
-    """What is recorded of a round's update, in the journal's result or in the history."""
-
-    @property
-    def skipped(self) -> str | None: ...
-    @property
-    def rolled_back_to(self) -> int | None: ...
-    @property
-    def weights_sha256(self) -> str: ...
-    @property
-    def gossip(self) -> Gossiped | None: ...
 
 
 class Repeater:
@@ -65,15 +55,17 @@ class Repeater:
         self._at = 0
 
     def load(self, found: Checkpoint) -> None:
-        """Put a checkpoint's weights and optimiser in place of the present ones.
-
-        Raises `Mismatch` when it does not hold the weights it names.
-        """
+        """Begin at a checkpoint, as `load` puts it in place."""
         load(self.policy, self.learner, found)
         self._at = found.round
 
     def repeat(
-        self, batch: Batch, recorded: Recorded, environment: Environment | None, *, rollbacks: bool = True
+        self,
+        batch: Batch,
+        recorded: "RoundResult | RecordedRound",
+        environment: Environment | None,
+        *,
+        rollbacks: bool = True,
     ) -> StepResult:
         """Make a recorded round again: its step, the way back to older weights where it went back, and its
         outer step with the same partner where it ended with one.

@@ -55,9 +55,7 @@ class Replay:
 
 
 @contextmanager
-def opened(
-    home: Home, node: str, *, first: int | None = None, last: int | None = None, cache: Path | None = None
-) -> Iterator[Replay]:
+def opened(home: Home, node: str, *, first: int | None = None, last: int | None = None) -> Iterator[Replay]:
     """A node of this home at the newest whole checkpoint at or before round `first`.
 
     Without `first` it is the oldest there is, of round 0 while that is kept; without `last` everything is
@@ -71,7 +69,7 @@ def opened(
     start, notes = _start(home, node, recording.incarnation, first, last)
     threads = torch.get_num_threads()
     try:
-        policy = _policy(config, start, cache or default_cache())
+        policy = _policy(config, start, default_cache())
         learner = Learner(
             policy.model, config.learn, temperature=config.generate.temperature, guard=config.guard
         )
