@@ -82,8 +82,6 @@ class Archiver:
         self.bus, self.store, self.swarm, self.clock = bus, store, swarm, clock
         self.manifest = manifest
         self.limits = limits or Limits(max_bytes=POLL_BYTES)
-        if self.limits.tail is not None:
-            raise ValueError("an archiver reads everything: limits.tail must be None")
 
     def run_once(self) -> Counts:
         """Archive one poll's worth of records.
@@ -135,12 +133,11 @@ class Archiver:
         saved = {p: table.transaction_version(self._mark(p)) or 0 for p in ends}
         for partition, offset in saved.items():
             if offset > ends[partition]:
-                raise UserError(
-                    "history",
-                    table.table_uri,
-                    f"was filled up to {partition}:{offset}, another bus: this one ends at {ends[partition]}",
-                    "use the bus this history belongs to, or another history.uri",
+                problem = (
+                    f"was filled up to {partition}:{offset}, another bus: this one ends at {ends[partition]}"
                 )
+                remedy = "use the bus this history belongs to, or another history.uri"
+                raise UserError("history", table.table_uri, problem, remedy)
         return saved
 
     def _sort(

@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
@@ -72,8 +71,8 @@ def ask_all(process: Process) -> Mapping[str, NodeExam]:
     return nodes
 
 
-def ask_one(process: Process) -> dict[str, Any]:
-    """Ask every node that has a new round one question and keep the verdicts; returns what came of it."""
+def ask_one(process: Process) -> None:
+    """Ask every node that has a new round one question, and keep the verdicts."""
     with process.own():
         found = judge_swarm(process.config, process.home)
     for node, why in found.passed_over.items():
@@ -83,7 +82,6 @@ def ask_one(process: Process) -> dict[str, Any]:
         log.info(
             "%s, round %d: %g; %g of %d", node, verdict.round, verdict.reward, one.cumulative, one.judged
         )
-    return found.as_dict()
 
 
 def crown(process: Process, node: str, round: int, exam: NodeExam) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sapo.core.config.home import Home
+from sapo.core.config.home import Home, existing
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.core.exam_size import answers_to_each, exam_size, sized
@@ -292,9 +292,7 @@ def memory_of(place: str) -> int:
 
 def free_disk(folder: Path) -> int:
     """Bytes free where a folder lies, or will."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(existing(folder)).free
 
 
 def in_units(size: float) -> str:
