@@ -4,18 +4,16 @@ A flow runs in a thread of its own. Prefect's calls before and after the work ma
 server is away; the thread is then left to them, and this process goes on.
 """
 
-import http.client
-import json
 import logging
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillAsking
 from contextvars import ContextVar, copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
+import httpx
 from prefect.context import TagsContext
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
@@ -338,15 +336,11 @@ class Orchestrator:
             "flow_runs": {"id": {"any_": [attempt.run_id]}},
             "task_runs": {"state": {"type": {"any_": list(FINAL)}}},
         }
-        request = urllib.request.Request(
-            f"{self._server.url}/task_runs/count",
-            data=json.dumps(wanted).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        if login := PREFECT_API_AUTH_STRING.value():
-            request.add_header("Authorization", basic(login))
+        login = PREFECT_API_AUTH_STRING.value()
+        headers = {"Authorization": basic(login)} if login else {}
+        url = f"{self._server.url}/task_runs/count"
         try:
-            with urllib.request.urlopen(request, timeout=HEALTH_S) as reply:
-                return int(json.load(reply))
-        except (OSError, http.client.HTTPException, ValueError):
+            reply = httpx.post(url, json=wanted, headers=headers, timeout=HEALTH_S)
+            return int(reply.raise_for_status().json())
+        except (httpx.HTTPError, TypeError, ValueError):
             return None
