@@ -91,10 +91,8 @@ class Attempt(Generic[T]):
             return self._given_up
 
     def go_on(self, step: Callable[[], bool]) -> bool:
-        """A step of the work unless the flow can begin; whether there may be more of them.
-
-        The flow waits for the step's end. Where the step fails the flow comes too late.
-        """
+        """A step of the work unless the flow can begin; whether there may be more of them. The flow waits for
+        the step's end. Where the step fails the flow comes too late."""
         with self._changed:
             if self._ready or self.ended:
                 return False
@@ -156,9 +154,7 @@ ATTEMPT: ContextVar[Attempt[Any]] = ContextVar("attempt")
 
 def at_work(work: Callable[[], T]) -> T:
     """Inside a flow: do its work, so that the process can go on when the work ends and Prefect does not.
-
-    Raises what the work raises, and `Superseded` when the flow comes too late.
-    """
+    Raises what the work raises, and `Superseded` when the flow comes too late."""
     attempt = ATTEMPT.get(None)
     if attempt is None:  # started by a deployment
         return _untagged(work)

@@ -42,10 +42,8 @@ class Archive:
         self._upkeep_due = time.monotonic() + self.process.config.history.maintain_seconds
 
     def one_pass(self) -> dict[str, int]:
-        """Archive all that is on the bus now; returns what was done, in counts.
-
-        Raises `Unavailable` when bus or store are away.
-        """
+        """Archive all that is on the bus now; returns what was done, in counts. Raises `Unavailable` when bus
+        or store are away."""
         process = self.process
         with process.own():
             if self.bus is None:
@@ -63,9 +61,7 @@ class Archive:
 
     def passes(self, seconds: float, one: Callable[[], dict[str, int]]) -> int:
         """Make one pass after another for so many seconds, or until stopped; returns the rows written.
-
-        It makes one at least. What is unavailable is left for the next pass: it stays on the bus.
-        """
+        It makes one at least. What is unavailable is left for the next pass: it stays on the bus."""
         process = self.process
         rows, until = 0, time.monotonic() + seconds
         # inside a flow run Prefect answers SIGTERM by raising, in the middle of whatever is being done

@@ -41,10 +41,8 @@ KEPT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a run of the archiver did: offsets passed, and what became of the records there.
-
-    `behind` is how many offsets it left on the bus, of those that existed when it began.
-    """
+    """What a run of the archiver did: offsets passed, and what became of the records there. `behind` is how
+    many offsets it left on the bus, of those that existed when it began."""
 
     passed: int = 0
     groups: int = 0
@@ -84,10 +82,8 @@ class Archiver:
         self.limits = limits or Limits(max_bytes=POLL_BYTES)
 
     def run_once(self) -> Counts:
-        """Archive one poll's worth of records.
-
-        Raises `Unavailable` when bus or store are away, `UserError` for a table filled from another bus.
-        """
+        """Archive one poll's worth of records. Raises `Unavailable` when bus or store are away, `UserError`
+        for a table filled from another bus."""
         return until_committed(self.store.table_uri("rollouts"), self._attempt)
 
     def run(self) -> Counts:

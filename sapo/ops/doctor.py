@@ -38,10 +38,8 @@ class Check:
 
 
 def examine(place: Path, run: "Home | UserError") -> list[Check]:
-    """Every check, in reading order. A check that itself breaks is reported, not raised.
-
-    `place` is where a run would lie, `run` the one that is looked at, or why there is none.
-    """
+    """Every check, in reading order. A check that itself breaks is reported, not raised. `place` is where a
+    run would lie, `run` the one that is looked at, or why there is none."""
     parts: list[tuple[str, Callable[[], list[Check]]]] = [
         ("python", check_python),
         ("packages", check_packages),

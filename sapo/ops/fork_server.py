@@ -19,9 +19,7 @@ from sapo.core.child_process import Started, watch
 
 class ForkServer:
     """Starts `python -m MODULE` by forking. There is one server a process; threads may share it.
-
-    The modules `preload` are imported beforehand, with this process's environment.
-    """
+    The modules `preload` are imported beforehand, with this process's environment."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._context = multiprocessing.get_context("forkserver")

@@ -136,9 +136,7 @@ def _judge(
 
 def tell_verdicts(config: Config, home: Home, node: str, *, uri: str) -> int:
     """Log a node's verdicts that are not in the MLflow at `uri` yet, at their rounds; returns how many.
-
-    Telling one again changes nothing. Raises `Unavailable` when MLflow is away.
-    """
+    Telling one again changes nothing. Raises `Unavailable` when MLflow is away."""
     tracker = tracker_of(config, node, home, uri=uri)
     with closing(Verdicts(home.verdicts)) as verdicts:
         due = verdicts.standings(node, tracker.incarnation, untold=True)
@@ -153,9 +151,7 @@ def tell_verdicts(config: Config, home: Home, node: str, *, uri: str) -> int:
 
 def leave_run(config: Config, home: Home, tracker: Tracker) -> None:
     """End a node's run that was left open, as a killed node leaves it, at the time of the last round.
-
-    One that has ended keeps its end; that of a running node is left.
-    """
+    One that has ended keeps its end; that of a running node is left."""
     if holder(home.node(tracker.node)) is not None:
         return
     with Journal.read_only(home.journal(tracker.node)) as journal:

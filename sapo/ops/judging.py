@@ -86,9 +86,7 @@ def ask_one(process: Process) -> None:
 
 def crown(process: Process, node: str, round: int, exam: NodeExam) -> bool:
     """Log a node's figures and give its best version on these questions the alias `champion`.
-
-    Returns whether it is the one of this round. Raises `Unavailable` when MLflow is away.
-    """
+    Returns whether it is the one of this round. Raises `Unavailable` when MLflow is away."""
     uri = process.tracking_uri()
     if uri is None:
         return False
@@ -126,10 +124,8 @@ def hand_over(process: Process, node: str) -> int:
 def tell_all(
     process: Process, give: Mapping[str, Callable[[], object]], again: Mapping[str, Callable[[], object]]
 ) -> list[str]:
-    """Log each node to MLflow; returns the nodes that could not be logged within `MLFLOW_S`.
-
-    While it is away plainly, by `again`, or Prefect would log every failure.
-    """
+    """Log each node to MLflow; returns the nodes that could not be logged within `MLFLOW_S`. While it is away
+    plainly, by `again`, or Prefect would log every failure."""
     missing, deadline = [], time.monotonic() + MLFLOW_S
     for node in give:
         outage = Outage("MLflow", log)

@@ -179,9 +179,7 @@ def check_push(repository: str) -> None:
 
 def push(folder: Path, repository: str) -> str:
     """Upload a folder to the Hugging Face hub, into a repository that is made, private, if need be.
-
-    Returns its address. Raises `UserError` where the hub refuses, `Unavailable` where it is away.
-    """
+    Returns its address. Raises `UserError` where the hub refuses, `Unavailable` where it is away."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

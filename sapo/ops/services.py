@@ -66,9 +66,7 @@ class SupervisedServer:
 
 class Running:
     """The servers of a swarm that runs: their addresses are known at once, `up` whether they answer.
-
-    `kept` are those that were started here, by name.
-    """
+    `kept` are those that were started here, by name."""
 
     def __init__(self, services: Services, kept: dict[str, SupervisedServer], home: Home) -> None:
         self.services, self._kept, self._home = services, kept, home

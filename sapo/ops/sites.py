@@ -297,9 +297,7 @@ def _refuse_overwriting(*paths: Path) -> None:
 
 def site_toml(config: Config, preset: str) -> str:
     """A site's config as TOML with comments: its preset, what it changes, and what a site may want to change.
-
-    Raises `UserError` for a value that TOML cannot hold.
-    """
+    Raises `UserError` for a value that TOML cannot hold."""
     for name in (preset, DEFAULT_PRESET):  # TOML cannot unset what a preset sets
         text = _site_toml(config, name)
         values = tomllib.loads(text)

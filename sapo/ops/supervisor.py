@@ -201,9 +201,7 @@ class _Watch:
 
     def until_done(self, child: Child) -> int | None:
         """The exit code of the flow's process; None when it has to be ended, its work done or not.
-
-        Raises `ServiceFailed` when a server does not come up.
-        """
+        Raises `ServiceFailed` when a server does not come up."""
         shown_at = looked_at = float("-inf")
         told_at = done_at = float("inf")
         while (code := child.poll()) is None and not self.insisted.is_set():

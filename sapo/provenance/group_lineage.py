@@ -54,9 +54,7 @@ def find(store: Store, prefix: str) -> tuple[str, Rows]:
 
 def journey(store: Store, group_id: str, rows: Rows, swarm: str, uri: str) -> Document:
     """A group's life, told by its rows. `uri` is MLflow's; if it is away, `mlflow.away` is why.
-
-    Rows with missing values, or numbers that are none, are named in `problems` and left out.
-    """
+    Rows with missing values, or numbers that are none, are named in `problems` and left out."""
     problems = _problems(rows)
     rows = {name: _numbers(held) for name, held in rows.items()}
     rows["training"] = training = [row for row in rows["training"] if lacking(row) is None]
@@ -204,9 +202,7 @@ def _part(row: Row) -> Document:
 
 def _add_versions(learned: Sequence[Document], rollbacks: Rollbacks, swarm: str, uri: str) -> str | None:
     """Add to each entry the first version that includes its step, and the champion if that does too.
-
-    Returns why MLflow did not answer; None if it did.
-    """
+    Returns why MLflow did not answer; None if it did."""
     known: dict[str, list[Version]] = {}
     for entry in learned:
         name = f"{swarm}.{entry['node']}"

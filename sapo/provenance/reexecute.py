@@ -112,9 +112,7 @@ class Repeater:
 
     def go_back(self, round: int, target: int) -> None:
         """Weights and optimiser as they were after `target` rounds, at the end of round `round`.
-
-        Raises `Mismatch` where these are neither in memory nor in a checkpoint.
-        """
+        Raises `Mismatch` where these are neither in memory nor in a checkpoint."""
         kept = self._kept.get(target)
         self._back_to.pop(round, None)
         if target not in self._back_to.values():
@@ -155,10 +153,8 @@ def _trained(policy: LoadedPolicy) -> Iterator[tuple[str, torch.nn.Parameter]]:
 
 
 def load(policy: LoadedPolicy, learner: Learner, found: Checkpoint) -> None:
-    """Put a checkpoint's weights and optimiser in place of the present ones.
-
-    Raises `Mismatch` when it does not hold the weights it names, `UserError` when they are another model's.
-    """
+    """Put a checkpoint's weights and optimiser in place of the present ones. Raises `Mismatch` when it does
+    not hold the weights it names, `UserError` when they are another model's."""
     try:
         models.load_weights(policy, found.path)
         learner.load_state_dict(checkpoint.optimizer_state(found))

@@ -32,9 +32,7 @@ from sapo.store.journal.journal import Journal
 @dataclass
 class Replay:
     """A node's policy and learner at a kept checkpoint, and the recorded rounds that follow.
-
-    `first` and `last` are the rounds asked for; rounds from `start.round` on lie on the way there.
-    """
+    `first` and `last` are the rounds asked for; rounds from `start.round` on lie on the way there."""
 
     home: Home
     node: str

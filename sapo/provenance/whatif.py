@@ -362,10 +362,8 @@ def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
 def _evaluated(
     home: Home, replay: Replay, config: Config, progress: Progress | None
 ) -> tuple[NodeExam | None, Score | None]:
-    """Figures of the node and of its start from the swarm's evaluation.
-
-    Where that knows the node only after other rounds, its newest checkpoint is asked, and takes the policy.
-    """
+    """Figures of the node and of its start from the swarm's evaluation. Where that knows the node only after
+    other rounds, its newest checkpoint is asked, and takes the policy."""
     found, count = home.load_evaluation(), replay.last + 1
     own = None if found is None else found.nodes.get(replay.node)
     start = None if found is None else found.start(replay.node, config.model)
