@@ -96,9 +96,7 @@ def run_process(work: Callable[[Process, Orchestrator], int], home: str) -> NoRe
 
 def _leave(code: int, orchestrator: Orchestrator | None) -> NoReturn:
     """End the process now: what threads of libraries would still wait for takes seconds, or minutes.
-
-    the rest is sent to Prefect if it is there.
-    """
+    What Prefect is still to hear is sent if it is there."""
     if orchestrator is not None and orchestrator.there():
         orchestrator.wait(LAST_WORDS_S)
         EventsWorker.drain_all(timeout=LAST_WORDS_S)

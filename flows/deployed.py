@@ -39,9 +39,7 @@ NodeName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]*$")]
 
 def by_worker(home: str) -> Process:
     """The process of a flow run that a worker started; it is asked to stop when that worker is gone.
-
-    Raises `UserError` where `home` holds no swarm.
-    """
+    Raises `UserError` where `home` holds no swarm."""
     process = Process.at(home)
     outlive_worker(process.stop)
     return process
@@ -88,10 +86,8 @@ def nothing_left(process: Process, node: str) -> bool:
 
 
 def tell_progress(process: Process, node: str, made: int) -> None:
-    """Emit the progress event if the node advanced or finished; a stalled node emits none.
-
-    `made` are those of the flow run so far.
-    """
+    """Emit the progress event if the node advanced or finished; a stalled node emits none. `made` are those
+    of the flow run so far."""
     config, journal = process.config.for_node(node), process.home.journal(node)
     total, now, ended = config.swarm.rounds, rounds_made(journal), has_ended(config, journal)
     if made or ended:

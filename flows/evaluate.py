@@ -4,7 +4,7 @@ them for every node and the policies they started from, and then who is champion
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from prefect import flow, task
 from prefect.runtime import flow_run
@@ -37,9 +37,9 @@ def champion(home: str, node: str, round: int, exam: NodeExam) -> bool:
 
 
 @task(name="question", task_run_name="held-out question", **SMALL)
-def question(home: str) -> dict[str, Any]:
+def question(home: str) -> None:
     """Ask the nodes that have a new round one held-out question."""
-    return ask_one(here(home))
+    ask_one(here(home))
 
 
 @task(name="verdicts", task_run_name="{node} · verdicts", **NETWORK)

@@ -4,18 +4,16 @@ A flow runs in a thread of its own. Prefect's calls before and after the work ma
 server is away; the thread is then left to them, and this process goes on.
 """
 
-import http.client
-import json
 import logging
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillAsking
 from contextvars import ContextVar, copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
+import httpx
 from prefect.context import TagsContext
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
@@ -93,10 +91,8 @@ class Attempt(Generic[T]):
             return self._given_up
 
     def go_on(self, step: Callable[[], bool]) -> bool:
-        """A step of the work unless the flow can begin; whether there may be more of them.
-
-        The flow waits for the step's end. Where the step fails the flow comes too late.
-        """
+        """A step of the work unless the flow can begin; whether there may be more of them. The flow waits for
+        the step's end. Where the step fails the flow comes too late."""
         with self._changed:
             if self._ready or self.ended:
                 return False
@@ -158,9 +154,7 @@ ATTEMPT: ContextVar[Attempt[Any]] = ContextVar("attempt")
 
 def at_work(work: Callable[[], T]) -> T:
     """Inside a flow: do its work, so that the process can go on when the work ends and Prefect does not.
-
-    Raises what the work raises, and `Superseded` when the flow comes too late.
-    """
+    Raises what the work raises, and `Superseded` when the flow comes too late."""
     attempt = ATTEMPT.get(None)
     if attempt is None:  # started by a deployment
         return _untagged(work)
@@ -338,15 +332,11 @@ class Orchestrator:
             "flow_runs": {"id": {"any_": [attempt.run_id]}},
             "task_runs": {"state": {"type": {"any_": list(FINAL)}}},
         }
-        request = urllib.request.Request(
-            f"{self._server.url}/task_runs/count",
-            data=json.dumps(wanted).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        if login := PREFECT_API_AUTH_STRING.value():
-            request.add_header("Authorization", basic(login))
+        login = PREFECT_API_AUTH_STRING.value()
+        headers = {"Authorization": basic(login)} if login else {}
+        url = f"{self._server.url}/task_runs/count"
         try:
-            with urllib.request.urlopen(request, timeout=HEALTH_S) as reply:
-                return int(json.load(reply))
-        except (OSError, http.client.HTTPException, ValueError):
+            reply = httpx.post(url, json=wanted, headers=headers, timeout=HEALTH_S)
+            return int(reply.raise_for_status().json())
+        except (httpx.HTTPError, TypeError, ValueError):
             return None

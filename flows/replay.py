@@ -22,9 +22,7 @@ DIFFERS = 1
 
 def prove(process: Process, node: str) -> dict[str, Any]:
     """Repeat and compare all rounds of a node; returns how many, and the weights they end with.
-
-    Raises what `sapo.provenance.check.check` raises of the first round that is not as recorded.
-    """
+    Raises what `sapo.provenance.check.check` raises of the first round that is not as recorded."""
     with process.own(), opened(process.home, node) as replay:
         checked = check(replay)
     log.info("%s: %d rounds are as recorded, %s", node, checked.rounds, checked.weights_sha256)

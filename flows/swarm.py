@@ -6,6 +6,7 @@ going (`sapo.ops.process_group`), and last as long as they do.
 
 import os
 import time
+from contextlib import closing
 from contextvars import ContextVar
 
 from prefect import flow, task
@@ -65,8 +66,8 @@ def work(process: Process, orchestrator: Orchestrator) -> int:
     """Run the swarm once; whatever failed is in `swarm.json`."""
     home, config = process.home, process.config
     os.environ.update(thread_settings(config.threads))
-    with ForkServer(["sapo.flows.preload"]) as fork_server:
-        group = ProcessGroup(config, home, process.stop, fork_server=fork_server)
+    with closing(ForkServer(["sapo.flows.preload"])) as fork_server:
+        group = ProcessGroup(process, fork_server=fork_server)
         GROUP.set(group)
         # servers and fork server load side by side; the supervisor ends this process when a server fails
         while not home.services.exists() and not process.stopping():

@@ -21,32 +21,7 @@ log = logging.getLogger(__name__)
 LAST_PASS_S = 45.0
 """How long the last pass waits for a bus or a store that is away."""
 RETRY_S = 0.5
-KEEPER_GRACE_S = 1.0
-
-
-class Keeper:
-    """Runs the flow `maintain` every so often in a process of its own: archiving does not wait for it."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._every = process.config.history.maintain_seconds
-        self._due = time.monotonic() + self._every
-        self._child: Child | None = None
-
-    def tend(self) -> None:
-        """Start it when it is due and has ended since the last time."""
-        if not self._every or time.monotonic() < self._due:
-            return
-        if self._child is None or self._child.poll() is not None:
-            self._due = time.monotonic() + self._every
-            home = self._process.home
-            command = ["-m", "sapo.flows.maintain", "--home", str(home.root)]
-            self._child = Child.start("maintain", command, log=home.logs / "maintain.log", env=os.environ)
-
-    def end(self) -> None:
-        """End it, after the table in hand if that is soon: every step of it is whole or not there."""
-        if self._child is not None:
-            self._child.stop(KEEPER_GRACE_S)
+UPKEEP_GRACE_S = 1.0
 
 
 @dataclass
@@ -60,14 +35,15 @@ class Archive:
     bus: Bus | None = None
     held: HeldGroups | None = None
 
+    upkeep: Child | None = None
+    """The process that maintains the tables, or the last one that did: archiving does not wait for it."""
+
     def __post_init__(self) -> None:
-        self.keeper = Keeper(self.process)
+        self._upkeep_due = time.monotonic() + self.process.config.history.maintain_seconds
 
     def one_pass(self) -> dict[str, int]:
-        """Archive all that is on the bus now; returns what was done, in counts.
-
-        Raises `Unavailable` when bus or store are away.
-        """
+        """Archive all that is on the bus now; returns what was done, in counts. Raises `Unavailable` when bus
+        or store are away."""
         process = self.process
         with process.own():
             if self.bus is None:
@@ -85,9 +61,7 @@ class Archive:
 
     def passes(self, seconds: float, one: Callable[[], dict[str, int]]) -> int:
         """Make one pass after another for so many seconds, or until stopped; returns the rows written.
-
-        It makes one at least. What is unavailable is left for the next pass: it stays on the bus.
-        """
+        It makes one at least. What is unavailable is left for the next pass: it stays on the bus."""
         process = self.process
         rows, until = 0, time.monotonic() + seconds
         # inside a flow run Prefect answers SIGTERM by raising, in the middle of whatever is being done
@@ -99,16 +73,28 @@ class Archive:
                     self.outage.began(error)
                     process.failure = None
                 if self.maintains:
-                    self.keeper.tend()
+                    self._maintain()
                 if time.monotonic() >= until:
                     break
                 pause = min(process.config.history.flush_seconds, max(0.0, until - time.monotonic()))
                 process.stop.wait(pause)
         return rows
 
+    def _maintain(self) -> None:
+        """Start the flow `maintain` when it is due and has ended since the last time."""
+        home, every = self.process.home, self.process.config.history.maintain_seconds
+        if not every or time.monotonic() < self._upkeep_due:
+            return
+        if self.upkeep is None or self.upkeep.poll() is not None:
+            self._upkeep_due = time.monotonic() + every
+            command = ["-m", "sapo.flows.maintain", "--home", str(home.root)]
+            self.upkeep = Child.start("maintain", command, log=home.logs / "maintain.log", env=os.environ)
+
     def last_pass(self) -> bool:
         """Archive what is left, waiting some time for what is away; whether all is archived."""
-        self.keeper.end()
+        if self.upkeep is not None:
+            # after the table in hand if that is soon: every step of it is whole or not there
+            self.upkeep.stop(UPKEEP_GRACE_S)
         deadline = time.monotonic() + LAST_PASS_S
         while True:
             try:

@@ -41,10 +41,8 @@ KEPT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a run of the archiver did: offsets passed, and what became of the records there.
-
-    `behind` is how many offsets it left on the bus, of those that existed when it began.
-    """
+    """What a run of the archiver did: offsets passed, and what became of the records there. `behind` is how
+    many offsets it left on the bus, of those that existed when it began."""
 
     passed: int = 0
     groups: int = 0
@@ -82,14 +80,10 @@ class Archiver:
         self.bus, self.store, self.swarm, self.clock = bus, store, swarm, clock
         self.manifest = manifest
         self.limits = limits or Limits(max_bytes=POLL_BYTES)
-        if self.limits.tail is not None:
-            raise ValueError("an archiver reads everything: limits.tail must be None")
 
     def run_once(self) -> Counts:
-        """Archive one poll's worth of records.
-
-        Raises `Unavailable` when bus or store are away, `UserError` for a table filled from another bus.
-        """
+        """Archive one poll's worth of records. Raises `Unavailable` when bus or store are away, `UserError`
+        for a table filled from another bus."""
         return until_committed(self.store.table_uri("rollouts"), self._attempt)
 
     def run(self) -> Counts:
@@ -135,12 +129,11 @@ class Archiver:
         saved = {p: table.transaction_version(self._mark(p)) or 0 for p in ends}
         for partition, offset in saved.items():
             if offset > ends[partition]:
-                raise UserError(
-                    "history",
-                    table.table_uri,
-                    f"was filled up to {partition}:{offset}, another bus: this one ends at {ends[partition]}",
-                    "use the bus this history belongs to, or another history.uri",
+                problem = (
+                    f"was filled up to {partition}:{offset}, another bus: this one ends at {ends[partition]}"
                 )
+                remedy = "use the bus this history belongs to, or another history.uri"
+                raise UserError("history", table.table_uri, problem, remedy)
         return saved
 
     def _sort(

@@ -86,10 +86,8 @@ def site_tag(config: Config) -> str:
 
 
 def process_tag(config: Config) -> str:
-    """What runs are tagged with that a site's own processes began, without a deployment.
-
-    Not `site_tag`: the site's automations would mark them as crashed, since they have no heartbeats.
-    """
+    """What runs are tagged with that a site's own processes began, without a deployment. Not `site_tag`: the
+    site's automations would mark them as crashed, since they have no heartbeats."""
     return f"process:{config.swarm.name}.{config.swarm.site}"
 
 
@@ -105,9 +103,7 @@ def resource_of(config: Config, node: str) -> dict[str, str]:
 
 def plan(config: Config, home: Home, folder: str) -> Site:
     """What `sapo deploy` registers; `folder` is where relative paths of the config count from.
-
-    Raises `UserError` where no node lives in this home.
-    """
+    Raises `UserError` where no node lives in this home."""
     swarm, site, settings = config.swarm.name, config.swarm.site, config.deploy
     names = home.here(config)
     if not names:

@@ -5,7 +5,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -36,16 +36,10 @@ class Check:
     detail: str
     remedy: str = ""
 
-    def as_dict(self) -> dict[str, str]:
-        """The check as plain JSON values."""
-        return asdict(self)
-
 
 def examine(place: Path, run: "Home | UserError") -> list[Check]:
-    """Every check, in reading order. A check that itself breaks is reported, not raised.
-
-    `place` is where a run would lie, `run` the one that is looked at, or why there is none.
-    """
+    """Every check, in reading order. A check that itself breaks is reported, not raised. `place` is where a
+    run would lie, `run` the one that is looked at, or why there is none."""
     parts: list[tuple[str, Callable[[], list[Check]]]] = [
         ("python", check_python),
         ("packages", check_packages),
@@ -129,11 +123,9 @@ def check_machine() -> list[Check]:
 
 def check_disk(place: Path) -> Check:
     """Free space where a run would lie (the nearest folder that exists)."""
-    from sapo.core.config.home import refuse_unwritable
+    from sapo.core.config.home import existing, refuse_unwritable
 
-    place = place.expanduser().absolute()
-    while not os.path.exists(place):
-        place = place.parent
+    place = existing(place.expanduser().absolute())
     free = shutil.disk_usage(place).free / 1e6
     detail = f"{free / 1e3:.1f} GB free at {place}"
     try:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Self
 
 from setproctitle import setproctitle
 
@@ -20,9 +19,7 @@ from sapo.core.child_process import Started, watch
 
 class ForkServer:
     """Starts `python -m MODULE` by forking. There is one server a process; threads may share it.
-
-    The modules `preload` are imported beforehand, with this process's environment.
-    """
+    The modules `preload` are imported beforehand, with this process's environment."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -32,12 +29,6 @@ class ForkServer:
         self._forked: list[Forked] = []
         self._loading = threading.Thread(target=self._load, name="fork server", daemon=True)
         self._loading.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all that was forked. The server itself ends with this process."""

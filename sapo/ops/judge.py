@@ -72,13 +72,7 @@ class Judging:
         }
 
 
-def judge_swarm(
-    config: Config,
-    home: Home,
-    nodes: Sequence[str] | None = None,
-    *,
-    clock: Callable[[], float] = time.time,
-) -> Judging:
+def judge_swarm(config: Config, home: Home, nodes: Sequence[str] | None = None) -> Judging:
     """Ask every node that has a new round the same held-out question, once; keeps the verdicts.
 
     The question is drawn by the seed and the number of the judging. Raises `UserError` for a home without
@@ -104,7 +98,7 @@ def judge_swarm(
                 questions = held_out_set(config, home, workers)
                 question = questions[rng(config.swarm.seed, "judge", number).randrange(len(questions))]
                 for name in new:
-                    answered = _judge(config, home, name, workers, question, number, clock)
+                    answered = _judge(config, home, name, workers, question, number)
                     if verdicts.add(answered):
                         standings[name] = verdicts.standings(name, answered.incarnation)[-1]
                     else:
@@ -113,13 +107,7 @@ def judge_swarm(
 
 
 def _judge(
-    config: Config,
-    home: Home,
-    name: str,
-    workers: TaskWorkers,
-    question: Question,
-    number: int,
-    clock: Callable[[], float],
+    config: Config, home: Home, name: str, workers: TaskWorkers, question: Question, number: int
 ) -> Verdict:
     own = config.for_node(name)
     policy = load_initial(own, workers, default_cache())
@@ -142,15 +130,13 @@ def _judge(
         question=question.text,
         answer=shown(completion.text, completion.finish_reason),
         score=outcome.score,
-        at=clock(),
+        at=time.time(),
     )
 
 
 def tell_verdicts(config: Config, home: Home, node: str, *, uri: str) -> int:
     """Log a node's verdicts that are not in the MLflow at `uri` yet, at their rounds; returns how many.
-
-    Telling one again changes nothing. Raises `Unavailable` when MLflow is away.
-    """
+    Telling one again changes nothing. Raises `Unavailable` when MLflow is away."""
     tracker = tracker_of(config, node, home, uri=uri)
     with closing(Verdicts(home.verdicts)) as verdicts:
         due = verdicts.standings(node, tracker.incarnation, untold=True)
@@ -165,9 +151,7 @@ def tell_verdicts(config: Config, home: Home, node: str, *, uri: str) -> int:
 
 def leave_run(config: Config, home: Home, tracker: Tracker) -> None:
     """End a node's run that was left open, as a killed node leaves it, at the time of the last round.
-
-    One that has ended keeps its end; that of a running node is left.
-    """
+    One that has ended keeps its end; that of a running node is left."""
     if holder(home.node(tracker.node)) is not None:
         return
     with Journal.read_only(home.journal(tracker.node)) as journal:

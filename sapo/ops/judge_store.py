@@ -33,9 +33,7 @@ WINDOW past AS (PARTITION BY node ORDER BY round) ORDER BY node, round
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One answer of a node: `round` counts the rounds its policy has seen, `judging` the judge's questions.
-
-    `score` is the verifier's, None where it could give none. `at` is in seconds since 1970.
-    """
+    `score` is the verifier's, None where it could give none. `at` is in seconds since 1970."""
 
     judging: int
     node: str
@@ -64,9 +62,7 @@ class Standing:
 
 class Verdicts:
     """The table in a home's `judge.sqlite`; made where there is none. Several processes may judge at once.
-
-    Raises `UserError` where the file cannot be made or written.
-    """
+    Raises `UserError` where the file cannot be made or written."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -114,9 +110,7 @@ class Verdicts:
 
 def curves(path: Path) -> dict[str, list[tuple[float, float]]]:
     """(judged rounds, cumulative reward) of each node's newest incarnation; empty if none was judged.
-
-    Reads only: a missing file is not made.
-    """
+    Reads only: a missing file is not made."""
     if not path.exists():
         return {}
     lines: dict[str, list[tuple[float, float]]] = {}

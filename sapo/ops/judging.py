@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
@@ -21,7 +20,7 @@ from sapo.node import probes
 from sapo.node.tracked import tracker_of
 from sapo.ops.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts
 from sapo.ops.process import Process
-from sapo.ops.process_group import forget_progress, write_progress
+from sapo.ops.process_group import write_progress
 from sapo.ops.summary import read_run, summarise
 from sapo.policy.evaluate import held_out_name
 from sapo.store.journal.journal import Journal
@@ -49,7 +48,7 @@ def ask_all(process: Process) -> Mapping[str, NodeExam]:
             log.info("%s: %d of %d answers to held-out questions", label, done, total)
         elif now - told[2] < TELL_S:
             return
-        write_progress(process.home, label, done, total)
+        write_progress(process.home.evaluating, label, done, total)
         told = (label, part, now)
 
     uri = process.tracking_uri()
@@ -67,13 +66,13 @@ def ask_all(process: Process) -> Mapping[str, NodeExam]:
         with process.own(), tempfile.TemporaryDirectory(prefix="sapo-rivals-") as scratch:
             nodes = evaluate_swarm(process.config, process.home, progress=tell, rivals=earlier).nodes
     finally:
-        forget_progress(process.home)
+        process.home.evaluating.unlink(missing_ok=True)
     log.info("pass@1: %s", {node: exam.pass_at_1 for node, exam in nodes.items()})
     return nodes
 
 
-def ask_one(process: Process) -> dict[str, Any]:
-    """Ask every node that has a new round one question and keep the verdicts; returns what came of it."""
+def ask_one(process: Process) -> None:
+    """Ask every node that has a new round one question, and keep the verdicts."""
     with process.own():
         found = judge_swarm(process.config, process.home)
     for node, why in found.passed_over.items():
@@ -83,14 +82,11 @@ def ask_one(process: Process) -> dict[str, Any]:
         log.info(
             "%s, round %d: %g; %g of %d", node, verdict.round, verdict.reward, one.cumulative, one.judged
         )
-    return found.as_dict()
 
 
 def crown(process: Process, node: str, round: int, exam: NodeExam) -> bool:
     """Log a node's figures and give its best version on these questions the alias `champion`.
-
-    Returns whether it is the one of this round. Raises `Unavailable` when MLflow is away.
-    """
+    Returns whether it is the one of this round. Raises `Unavailable` when MLflow is away."""
     uri = process.tracking_uri()
     if uri is None:
         return False
@@ -128,10 +124,8 @@ def hand_over(process: Process, node: str) -> int:
 def tell_all(
     process: Process, give: Mapping[str, Callable[[], object]], again: Mapping[str, Callable[[], object]]
 ) -> list[str]:
-    """Log each node to MLflow; returns the nodes that could not be logged within `MLFLOW_S`.
-
-    While it is away plainly, by `again`, or Prefect would log every failure.
-    """
+    """Log each node to MLflow; returns the nodes that could not be logged within `MLFLOW_S`. While it is away
+    plainly, by `again`, or Prefect would log every failure."""
     missing, deadline = [], time.monotonic() + MLFLOW_S
     for node in give:
         outage = Outage("MLflow", log)

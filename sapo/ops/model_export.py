@@ -17,10 +17,8 @@ from sapo.store.journal.journal import Journal
 from sapo.store.journal.rows import JournalError
 from sapo.store.tracking import model_registry
 from sapo.store.tracking.model_registry import Version
-from sapo.store.tracking.tracker import CHAIN, ROUND
+from sapo.store.tracking.tracker import CHAIN, CHAMPION, ROUND
 from sapo.store.tracking.uri import tracking_uri
-
-CHAMPION = "champion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +68,7 @@ def _find(home: Home, node: str, config: Config, which: str) -> Version:
     try:
         return model_registry.find(tracking_uri(home, config), f"{config.swarm.name}.{node}", which)
     except UserError as error:
-        rounds = ", ".join(
-            str(checkpoint.round_of(path)) for path in checkpoint.paths(home.checkpoints(node))
-        )
-        there = f"name one with --version, or a checkpoint with --round ({rounds or 'there is none'})"
+        there = f"name one with --version, or a checkpoint with --round ({_rounds(home, node)})"
         if which == CHAMPION:
             raise UserError("NODE", node, "no version of it is champion yet", there) from None
         raise UserError("--version", which, error.problem, there) from None
@@ -184,9 +179,7 @@ def check_push(repository: str) -> None:
 
 def push(folder: Path, repository: str) -> str:
     """Upload a folder to the Hugging Face hub, into a repository that is made, private, if need be.
-
-    Returns its address. Raises `UserError` where the hub refuses, `Unavailable` where it is away.
-    """
+    Returns its address. Raises `UserError` where the hub refuses, `Unavailable` where it is away."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from sapo.core.atomic_file import sync_directory, whole_file, write_atomically
 from sapo.core.config import foreign
-from sapo.core.config.home import ASKED, BLOCKED, Home, check_reasoning_gym, parse_manifest
+from sapo.core.config.home import ASKED, BLOCKED, Home, check_reasoning_gym, existing, parse_manifest
 from sapo.core.config.load import Config, given, load, modern, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
@@ -210,7 +210,7 @@ def unpack_node(
 @contextmanager
 def _scratch(root: Path, file: Path, pack: Pack) -> Iterator[Path]:
     """An empty folder on the disk of a home; refused where that has no room for what is to be unpacked."""
-    disk = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+    disk = existing(root.absolute())
     need, free = pack.unpacked_bytes, shutil.disk_usage(disk).free
     if need + FREE_AFTER > free:
         problem = f"needs {need / 2**20:,.0f} MB, {disk} has {free / 2**20:,.0f} MB free"

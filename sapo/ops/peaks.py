@@ -73,10 +73,8 @@ def _end(evaluation: NodeExam | None) -> Probe | None:
 
 
 def figures(found: Sequence[Exam], round: int | None) -> Peak | None:
-    """Best exam, end and the difference; None before the first exam.
-
-    `round` is that of the full evaluation: the exam there is the end.
-    """
+    """Best exam, end and the difference; None before the first exam. `round` is that of the full evaluation:
+    the exam there is the end."""
     if not found:
         return None
     best = max(found, key=lambda exam: (exam.pass_at_1, -exam.round))

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sapo.core.config.home import Home
+from sapo.core.config.home import Home, existing
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.core.exam_size import answers_to_each, exam_size, sized
@@ -158,9 +158,7 @@ class Plan:
 
 def make_plan(config: Config, home: Home, cache: Path, *, questions: int, progress: Progress) -> Plan:
     """The plan of a site, by formula and, unless no `questions` of each task are to be asked, by trying it.
-
-    Raises `UserError` for a device that is not here, or a model that is unusable.
-    """
+    Raises `UserError` for a device that is not here, or a model that is unusable."""
     missing: list[str] = []
     config = sized(config)
     nodes = [
@@ -171,9 +169,7 @@ def make_plan(config: Config, home: Home, cache: Path, *, questions: int, progre
 
 def refuse_too_many(config: Config, home: Home, cache: Path) -> tuple[str, ...]:
     """Raise `UserError` where a site's nodes surely do not fit into memory; returns warnings if they may not.
-
-    By formula alone. Of a model whose shape is not known nothing is said.
-    """
+    By formula alone. Of a model whose shape is not known nothing is said."""
     plan = make_plan(config, home, cache, questions=0, progress=lambda label, done, total: None)
     short = [one for one in plan.needs if one.need > UNSURE * one.have]
     if short:
@@ -292,9 +288,7 @@ def memory_of(place: str) -> int:
 
 def free_disk(folder: Path) -> int:
     """Bytes free where a folder lies, or will."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(existing(folder)).free
 
 
 def in_units(size: float) -> str:

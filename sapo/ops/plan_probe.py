@@ -9,11 +9,14 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
 
 from sapo.core.atomic_file import write_atomically
 from sapo.core.child_process import POLL_S, Child, tail, watch_parent
@@ -32,8 +35,11 @@ from sapo.ops.plan_answers import (
     counted,
     examples,
 )
+from sapo.ops.process_group import read_progress, write_progress
 
 if TYPE_CHECKING:
+    import torch
+
     from sapo.core.types import BatchGroup, Sample
     from sapo.node.round import NodeRuntime
 
@@ -45,6 +51,10 @@ UPDATE_S = 30.0
 NO_THRESHOLD = {"min_entropy": 0, "max_truncated": 1, "max_unscorable": 1, "max_engine_gap": 1e9}
 CONFIG, DONE, FOUND = "probe.json", "done.json", "found.json"
 DRAIN_S = 30.0
+ROWS = 64
+"""Positions that are computed at once, as when answers are sampled side by side."""
+MATRICES, REPEATS = 24, 3
+"""Of a model's layers, that are tried in bfloat16, and how often."""
 Progress = Callable[[str, int, int], None]
 
 
@@ -117,28 +127,18 @@ def probe(config: Config, cache: Path, progress: Progress, questions: int = QUES
         child = Child.start("probe", ["-m", "sapo.ops.plan_probe", scratch], log=log, env=env)
         try:
             while (code := child.wait(POLL_S * 4)) is None:
-                progress(*_read_progress(folder))
+                progress(*(read_progress(folder / DONE) or ("trying: loading the model", 0, 1)))
         finally:
             child.kill()
         if code or not (folder / FOUND).exists():
             ended = "was killed: it may have been too much for this machine" if code < 0 else "failed"
             said = tail(log).strip().splitlines() or [f"exit code {code}"]
             raise ProbeFailed(f"the probe {ended}: {said[-1]}")
-        found: dict[str, Any] = json.loads((folder / FOUND).read_text(encoding="utf-8"))
-        found["answers"] = tuple(TaskAnswers(**one) for one in found["answers"])
-        found["examples"] = tuple(Example(**one) for one in found["examples"])
-        return Probed(**found)
+        return TypeAdapter(Probed).validate_json((folder / FOUND).read_bytes())
 
 
 def _tell(folder: Path, label: str, done: int, total: int) -> None:
-    write_atomically(folder / DONE, json.dumps([f"trying: {label}", done, total]))
-
-
-def _read_progress(folder: Path) -> tuple[str, int, int]:
-    if not (folder / DONE).exists():
-        return "trying: loading the model", 0, 1
-    label, done, total = json.loads((folder / DONE).read_text(encoding="utf-8"))
-    return label, done, total
+    write_progress(folder / DONE, f"trying: {label}", done, total)
 
 
 def main(argv: list[str]) -> int:
@@ -152,11 +152,11 @@ def main(argv: list[str]) -> int:
     except SapoError as error:
         print(error)
         return 1
-    write_atomically(folder / FOUND, json.dumps(found))
+    write_atomically(folder / FOUND, TypeAdapter(Probed).dump_json(found).decode())
     return 0
 
 
-def _measure(folder: Path, config: Config, cache: Path, questions: int) -> dict[str, Any]:
+def _measure(folder: Path, config: Config, cache: Path, questions: int) -> Probed:
     from sapo.bus.memory import MemoryBus
     from sapo.node.round import NodeRuntime
     from sapo.store.history import create_tables
@@ -178,12 +178,14 @@ def _measure(folder: Path, config: Config, cache: Path, questions: int) -> dict[
             last = dict(node.run_round().metrics)  # its checkpoint has an optimiser's state, as a run's have
             node.drain(DRAIN_S)
             taken = {**_round(config, node, last, found, update), **_disk(home, node), **_half(node)}
-            said = {
-                "answers": [asdict(one) for one in counted(node, found)],
-                "examples": [asdict(one) for one in examples(found)],
-            }
-            memory = {"bare": bare, "peak": peak_memory(), "device_peak": _device_peak(node)}
-            return {**memory, **taken, **said}
+            return Probed(
+                **taken,
+                bare=bare,
+                peak=peak_memory(),
+                device_peak=_device_peak(node),
+                answers=tuple(counted(node, found)),
+                examples=tuple(examples(found)),
+            )
 
 
 def _round(
@@ -217,12 +219,27 @@ def _round(
 
 
 def _half(node: "NodeRuntime") -> dict[str, float]:
-    """Tried where all of it is computed in float32, on a processor."""
-    from sapo.ops.half_speed import half_speed
+    """How much faster its layers compute in bfloat16 here; tried where all is float32, on a processor."""
+    import torch
 
     policy, config = node.parts.policy, node.config
-    whole = policy.device.type == "cpu" and config.dtype == "float32" and not config.learn.autocast
-    return {"half_speed": half_speed(policy.model)} if whole else {}
+    if policy.device.type != "cpu" or config.dtype != "float32" or config.learn.autocast:
+        return {}
+    layers = [module.weight for module in policy.model.modules() if isinstance(module, torch.nn.Linear)]
+    whole = [weight.detach().float() for weight in layers[:MATRICES]]
+    return {"half_speed": _product_s(whole) / _product_s([weight.bfloat16() for weight in whole])}
+
+
+def _product_s(weights: list["torch.Tensor"]) -> float:
+    """The least of some tries, in seconds of processor time, which others on the machine take nothing of."""
+    rows = [weight.new_ones(ROWS, weight.shape[1]) for weight in weights]
+    found = []
+    for _ in range(REPEATS + 1):  # the first one warms up
+        began = time.process_time()
+        for row, weight in zip(rows, weights, strict=True):
+            row @ weight.T
+        found.append(time.process_time() - began)
+    return max(min(found), 1e-9)
 
 
 def _whole_update(node: "NodeRuntime", found: Answering, count: int) -> tuple[float, float, bool]:

@@ -18,9 +18,9 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.backoff import BACKOFF_S, Backoff
 from sapo.core.child_process import POLL_S, Child, Started, why_ended
 from sapo.core.config.home import Home
-from sapo.core.config.load import Config
 from sapo.core.determinism import thread_settings
 from sapo.ops.fork_server import ForkServer
+from sapo.ops.process import Process
 
 log = logging.getLogger(__name__)
 
@@ -72,54 +72,42 @@ class SwarmState:
         return cls(**content)
 
 
-def write_progress(home: Home, label: str, done: int, total: int) -> None:
-    """Take down how far the evaluation is, for those who watch."""
-    write_atomically(_progress_file(home), json.dumps([label, done, total]))
+def write_progress(path: Path, label: str, done: int, total: int) -> None:
+    """Take down how far a work is, for those who watch."""
+    write_atomically(path, json.dumps([label, done, total]))
 
 
-def read_progress(home: Home) -> tuple[str, int, int] | None:
-    """What is evaluated, the questions done and their number; None where no evaluation runs."""
+def read_progress(path: Path) -> tuple[str, int, int] | None:
+    """What is being done, how much of it is done, and of how much; None where there is no such file."""
     try:
-        label, done, total = json.loads(_progress_file(home).read_text(encoding="utf-8"))
+        label, done, total = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     return label, done, total
 
 
-def forget_progress(home: Home) -> None:
-    """The evaluation has ended."""
-    _progress_file(home).unlink(missing_ok=True)
-
-
-def _progress_file(home: Home) -> Path:
-    return home.root / "evaluating.json"
-
-
 class ProcessGroup:
     """Starts, restarts and stops the processes of one swarm. Its methods may be called from several threads.
 
-    `stop` asks everything to end; `home.stop_flag` does the same from outside. `command` gives the arguments
-    of a member's Python by its name. Members are forked by the `fork_server` if there is one.
+    Everything ends when `process`, which keeps it, is asked to stop. `command` gives the arguments of a
+    member's Python by its name. Members are forked by the `fork_server` if there is one.
     """
 
     def __init__(
         self,
-        config: Config,
-        home: Home,
-        stop: threading.Event,
+        process: Process,
         *,
-        env: Mapping[str, str] | None = None,
         command: Callable[[str], Sequence[str]] | None = None,
         backoff_s: Sequence[float] = BACKOFF_S,
         fork_server: ForkServer | None = None,
     ) -> None:
-        self.config, self.home, self.stop, self.backoff_s = config, home, stop, backoff_s
+        self.home, self.config, self.stop = process.home, process.config, process.stop
+        self.stopping, self.backoff_s = process.stopping, backoff_s
         self._fork_server = fork_server
-        self._env = dict(os.environ if env is None else env)
-        self._command = command or (lambda name: flow_command(home, name))
+        self._command = command or (lambda name: flow_command(process.home, name))
         self._lock = threading.Lock()
         self._published = threading.Event()
-        members = {name: MemberState() for name in (*config.nodes, ARCHIVE, EVALUATE)}
+        members = {name: MemberState() for name in (*self.config.nodes, ARCHIVE, EVALUATE)}
         self._state = SwarmState("starting", os.getpid(), time.time(), members)
         self._write()
 
@@ -175,12 +163,6 @@ class ProcessGroup:
             self._phase("owing" if "owing" in states else "finished")
         return self._state
 
-    def stopping(self) -> bool:
-        """Whether everything is to end."""
-        if not self.stop.is_set() and self.home.stop_flag.exists():
-            self.stop.set()
-        return self.stop.is_set()
-
     def member(self, name: str) -> MemberState:
         """How a process stands now."""
         return self._state.members[name]
@@ -213,7 +195,7 @@ class ProcessGroup:
 
     def _start(self, name: str, extra: Sequence[str]) -> Started:
         config = self.config.for_node(name) if name in self.config.nodes else self.config
-        env = {**self._env, **thread_settings(config.threads), "PYTHONUNBUFFERED": "1"}
+        env = {**os.environ, **thread_settings(config.threads), "PYTHONUNBUFFERED": "1"}
         launch = Child.start if self._fork_server is None else self._fork_server.launch
         return launch(name, [*self._command(name), *extra], log=self.home.logs / f"{name}.log", env=env)
 

@@ -4,13 +4,13 @@ A server the user names (`track.uri`, `PREFECT_API_URL`) is used as it is and ne
 started here asks for a password, a new one each time; clients get it in their environment.
 """
 
-import contextlib
 import json
 import os
 import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -66,17 +66,12 @@ class SupervisedServer:
 
 class Running:
     """The servers of a swarm that runs: their addresses are known at once, `up` whether they answer.
+    `kept` are those that were started here, by name."""
 
-    `kept` are those that were started here, by name.
-    """
-
-    def __init__(
-        self, services: Services, kept: dict[str, SupervisedServer], home: Home, limit: float = START_LIMIT_S
-    ) -> None:
+    def __init__(self, services: Services, kept: dict[str, SupervisedServer], home: Home) -> None:
         self.services, self._kept, self._home = services, kept, home
-        self._limit = limit
         self._waiting = [services.mlflow, services.prefect]
-        self._deadline = time.monotonic() + limit
+        self._deadline = time.monotonic() + START_LIMIT_S
         self._up = False
 
     @property
@@ -102,9 +97,8 @@ class Running:
         self._waiting = [service for service in self._waiting if not answers(service, timeout=0.5)]
         if self._waiting and time.monotonic() > self._deadline:
             service = self._waiting[0]
-            raise _did_not_start(
-                service, f"did not answer within {self._limit:.0f} s", Path(service.log or "")
-            )
+            late = f"did not answer within {START_LIMIT_S:.0f} s"
+            raise _did_not_start(service, late, Path(service.log or ""))
         self._up = not self._waiting
         if self._up:
             self._write()
@@ -153,20 +147,19 @@ class Running:
         write_atomically(self._home.services, json.dumps(content, indent=1) + "\n", mode=0o600)
 
 
-@contextlib.contextmanager
-def running(config: Config, home: Home, *, env: Mapping[str, str] | None = None) -> Iterator[Running]:
+def running(
+    config: Config, home: Home, *, env: Mapping[str, str] | None = None
+) -> AbstractContextManager[Running]:
     """Start the servers that are not there yet, and at the end stop those that were started.
 
     Does not wait until they answer: what else has to be loaded may be loaded meanwhile. Raises `UserError`
     for a port in use, a named server that does not answer, or servers that are open on this home already.
     """
     base = dict(os.environ if env is None else env)
-    with _serving(config, home, base, named=config.track.uri, store=_own_store(home)) as started:
-        yield started
+    return _serving(config, home, base, named=config.track.uri, store=_own_store(home))
 
 
-@contextlib.contextmanager
-def opened(config: Config, home: Home) -> Iterator[Running]:
+def opened(config: Config, home: Home) -> AbstractContextManager[Running]:
     """The servers that show a swarm that does not run now; stopped at the end, if they were started here.
 
     What lies in the home is shown from there. Where it has no metrics or no flow runs, the servers are those
@@ -182,11 +175,10 @@ def opened(config: Config, home: Home) -> Iterator[Running]:
     if (home.prefect / "prefect.db").exists():
         base.pop("PREFECT_API_URL", None)
     named = store if store.startswith(("http://", "https://")) else None
-    with _serving(config, home, base, named=named, store=store) as started:
-        yield started
+    return _serving(config, home, base, named=named, store=store)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _serving(
     config: Config, home: Home, env: Mapping[str, str], *, named: str | None, store: str
 ) -> Iterator[Running]:
@@ -230,7 +222,7 @@ def _mlflow(
 ) -> Service:
     bound = bind(config.track.port, "track.port")
     arguments = ["mlflow", "--store", store, "--artifacts", str(home.artifacts)]
-    service = Service("mlflow", _url(bound), password=_new_password())
+    service = Service("mlflow", _url(bound), password=secrets.token_urlsafe(18))
     return _start(service, bound, arguments, home, {**env, **QUIET}, kept)
 
 
@@ -240,14 +232,10 @@ def _prefect(
     if named := env.get("PREFECT_API_URL"):
         return _named(Service("prefect", named.rstrip("/")), "PREFECT_API_URL")
     bound = bind(config.flow.port, "flow.port")
-    service = Service("prefect", f"{_url(bound)}/api", password=_new_password())
+    service = Service("prefect", f"{_url(bound)}/api", password=secrets.token_urlsafe(18))
     own = {"PREFECT_HOME": str(home.prefect), **prefect_file(home.prefect / "prefect.db", env)}
     own |= prefect_access(service.url, service.login)
     return _start(service, bound, ["prefect"], home, {**env, **QUIET, **LEAN, **own}, kept)
-
-
-def _new_password() -> str:
-    return secrets.token_urlsafe(18)
 
 
 def prefect_access(url: str, login: str | None) -> dict[str, str]:

@@ -178,9 +178,8 @@ def join_swarm(
     lacking = missing(config.tasks)
     if len(lacking) == len({task.dataset for task in config.tasks}):
         name, why = next(iter(lacking.items()))
-        raise UserError(
-            "MANIFEST", str(path), f"none of its tasks can be asked here; {name}: {why.problem}", why.remedy
-        )
+        problem = f"none of its tasks can be asked here; {name}: {why.problem}"
+        raise UserError("MANIFEST", str(path), problem, why.remedy)
     config = config.model_copy(update={"tasks": left_to_others(config.tasks)})
     differing = Manifest.of(config).differing(manifest)
     if differing:
@@ -257,7 +256,6 @@ def _load(
     """The config of a site on a bus that other sites can reach.
 
     It has one node if neither the file says how many nor the preset has settings for single nodes.
-
     `below` are settings that lie under everything else; `more` those that win over everything else.
     """
     names = (f"swarm.name={json.dumps(swarm)}", f"swarm.site={json.dumps(site)}")
@@ -293,16 +291,13 @@ def check_tasks(config: Config) -> None:
 def _refuse_overwriting(*paths: Path) -> None:
     for path in paths:
         if path.exists():
-            raise UserError(
-                "file", str(path), "exists already", "move it away, or choose another place or site"
-            )
+            remedy = "move it away, or choose another place or site"
+            raise UserError("file", str(path), "exists already", remedy)
 
 
 def site_toml(config: Config, preset: str) -> str:
     """A site's config as TOML with comments: its preset, what it changes, and what a site may want to change.
-
-    Raises `UserError` for a value that TOML cannot hold.
-    """
+    Raises `UserError` for a value that TOML cannot hold."""
     for name in (preset, DEFAULT_PRESET):  # TOML cannot unset what a preset sets
         text = _site_toml(config, name)
         values = tomllib.loads(text)

@@ -184,14 +184,6 @@ def tracked(home: Home, uri: str | None, swarm: str) -> Iterator[tuple[str, str,
                         yield run.data.tags[NODE], name, metric.step, metric.value
 
 
-def first_and_last(values: Sequence[float]) -> Ends:
-    """Means of the first and the last tenth of a series (at least one value each)."""
-    if not values:
-        return Ends()
-    window = max(1, len(values) // TENTH)
-    return Ends(first=statistics.fmean(values[:window]), last=statistics.fmean(values[-window:]))
-
-
 def rounds_done(curves: Mapping[str, Sequence[Point]]) -> int:
     """How many rounds a node has finished: they count from 0 without a gap."""
     return int(max(_rounds({name: dict(points) for name, points in curves.items()}), default=-1)) + 1
@@ -219,7 +211,12 @@ def _of_node(run: Run, node: str, evaluation: Sweep) -> NodeFigures:
     start, end = evaluation.start(node, config.model), evaluation.nodes.get(node)
 
     def ends(series: str) -> Ends:
-        return first_and_last([value for _, value in run.curve(node, series)])
+        """Means of the first and the last tenth of a series (at least one value each)."""
+        values = [value for _, value in run.curve(node, series)]
+        if not values:
+            return Ends()
+        window = max(1, len(values) // TENTH)
+        return Ends(first=statistics.fmean(values[:window]), last=statistics.fmean(values[-window:]))
 
     def total(series: str) -> float | None:
         unknown = series in run.no_tokens.get(node, ())

@@ -24,6 +24,7 @@ from sapo.core.run_length import foreseen, over
 from sapo.core.service_registry import Services
 from sapo.node import taken_up
 from sapo.ops import services
+from sapo.ops.process import Process
 from sapo.ops.process_group import (
     ARCHIVE,
     ARCHIVE_GRACE_S,
@@ -132,9 +133,7 @@ def run_swarm(
         try:
             with services.running(config, home, env=base) as servers:
                 watch = _Watch(
-                    config,
-                    home,
-                    stop,
+                    Process(home, config, stop),
                     insisted,
                     on_status,
                     interval_s,
@@ -155,7 +154,7 @@ def run_swarm(
 
 
 def _run_flow(watch: "_Watch", command: Sequence[str], env: Mapping[str, str]) -> None:
-    home = watch.home
+    home = watch.process.home
     for attempt in range(SWARM_RESTARTS + 1):
         child = Child.start(
             "swarm",
@@ -168,7 +167,7 @@ def _run_flow(watch: "_Watch", command: Sequence[str], env: Mapping[str, str]) -
         finally:
             child.kill()
             _await_orphans(home)
-        if code is None or _settled(home) or _stopping(home, watch.stop):
+        if code is None or _settled(home) or watch.stopping():
             return
         if code == BAD_INPUT or attempt == SWARM_RESTARTS:
             break
@@ -188,9 +187,7 @@ def _await_orphans(home: Home) -> None:
 class _Watch:
     """Waiting for the flow's process, passing on requests to stop and showing how it stands."""
 
-    config: Config
-    home: Home
-    stop: threading.Event
+    process: Process
     insisted: threading.Event
     on_status: OnStatus | None
     interval_s: float
@@ -204,16 +201,14 @@ class _Watch:
 
     def until_done(self, child: Child) -> int | None:
         """The exit code of the flow's process; None when it has to be ended, its work done or not.
-
-        Raises `ServiceFailed` when a server does not come up.
-        """
+        Raises `ServiceFailed` when a server does not come up."""
         shown_at = looked_at = float("-inf")
         told_at = done_at = float("inf")
         while (code := child.poll()) is None and not self.insisted.is_set():
             now = time.monotonic()
             if self.servers is not None:
                 self.servers.up()
-            if told_at > now and _stopping(self.home, self.stop, alone=self.alone):
+            if told_at > now and self.stopping():
                 told_at, shown_at = now, float("-inf")
                 child.ask()
             # a flow that ends while its server is away takes minutes to notice; its work is done
@@ -226,14 +221,20 @@ class _Watch:
                 shown_at = now
                 self.show()
             time.sleep(POLL_S)
-        if self.stop.is_set():
+        if self.process.stop.is_set():
             self.show(CLOSING)
         return code
+
+    def stopping(self) -> bool:
+        """Whether it is asked to stop; unless it is `alone`, all that runs in the home is then, too."""
+        if self.process.stop.is_set() and not self.alone:
+            self.process.home.stop_flag.touch()
+        return self.process.stopping()
 
     def show(self, phase: str | None = None) -> None:
         if self.on_status is None:
             return
-        status = snapshot(self.config, self.home)
+        status = snapshot(self.process.config, self.process.home)
         progress = status.progress
         if self.servers is not None and status.phase == "starting":
             waiting = [*self.servers.waiting, "nodes"]
@@ -242,7 +243,7 @@ class _Watch:
             replace(
                 status,
                 phase=phase or status.phase,
-                stopping=status.stopping or self.stop.is_set(),
+                stopping=status.stopping or self.process.stop.is_set(),
                 progress=progress,
             )
         )
@@ -251,16 +252,6 @@ class _Watch:
 def _settled(home: Home) -> bool:
     state = SwarmState.read(home)
     return state is not None and state.phase in SETTLED
-
-
-def _stopping(home: Home, stop: threading.Event, *, alone: bool = False) -> bool:
-    """Whether this process is asked to stop; unless it is `alone`, all that runs in the home is then, too."""
-    if stop.is_set():
-        if not alone:
-            home.stop_flag.touch()
-    elif home.stop_flag.exists():
-        stop.set()
-    return stop.is_set()
 
 
 def _only_one(home: Home) -> NodeLock:
@@ -292,13 +283,11 @@ def run_node(
     home.check_node(config, name)
     with NodeLock(home.node(name)):
         pass  # fails at once, and here, if the node runs already
-    stop = stop or threading.Event()
-    command, log = flow_command(home, name), home.logs / f"{name}.log"
-    threads = config.for_node(name).threads
-    code, _ = _run_alone(config, home, name, command, threads, NODE_GRACE_S, stop, on_status)
+    process, log = Process(home, config, stop or threading.Event()), home.logs / f"{name}.log"
+    code, _ = _run_alone(process, name, on_status=on_status)
     if code == BAD_INPUT:
         raise UserError("NAME", name, f"it cannot run: {tail(log, 1)}", f"see {log}")
-    if code not in (0, PAUSED, OWING) and not stop.is_set():
+    if code not in (0, PAUSED, OWING) and not process.stop.is_set():
         raise ServiceFailed(f"{name} ended with code {code}; the end of {log}:\n{tail(log)}")
     return node_status(config, home, name, MemberState(exit_code=code), running=False)
 
@@ -310,8 +299,8 @@ def run_archive(config: Config, home: Home, *, once: bool = False) -> None:
     Raises `ServiceFailed` when it crashes, or could not archive all, and `InterruptedError` when a second
     signal cut it short.
     """
-    command = [*flow_command(home, ARCHIVE), *(["--once"] if once else [])]
-    code, insisted = _run_alone(config, home, ARCHIVE, command, 1, FINAL_ARCHIVE_S, threading.Event(), None)
+    process = Process(home, config, threading.Event())
+    code, insisted = _run_alone(process, ARCHIVE, ["--once"] if once else [])
     if code and insisted:
         raise InterruptedError("the archive was ended before it had archived all")
     if code:
@@ -320,34 +309,27 @@ def run_archive(config: Config, home: Home, *, once: bool = False) -> None:
 
 
 def _run_alone(
-    config: Config,
-    home: Home,
-    name: str,
-    command: Sequence[str],
-    threads: int,
-    grace_s: float,
-    stop: threading.Event,
-    on_status: OnStatus | None,
+    process: Process, name: str, extra: Sequence[str] = (), on_status: OnStatus | None = None
 ) -> tuple[int, bool]:
-    """Run one process of a home to its end; returns its exit code, and whether a second signal ended it.
-
-    It uses the servers of a swarm that runs in this home, else those that the environment names, else none.
-    """
-    insisted, base = threading.Event(), dict(os.environ)
+    """Run a node or the archive to its end; returns its exit code, and whether a second signal ended it."""
+    home, insisted, base = process.home, threading.Event(), dict(os.environ)
+    if name == ARCHIVE:
+        threads, grace_s = 1, FINAL_ARCHIVE_S
+    else:
+        threads, grace_s = process.config.for_node(name).threads, NODE_GRACE_S
     servers = service_registry.read(home)
     if servers is None and not who_runs(home):
         home.stop_flag.unlink(missing_ok=True)
     known = servers.environment(home, base) if servers else {**service_registry.PATIENCE, **base}
     child = Child.start(
         name,
-        command,
+        [*flow_command(home, name), *extra],
         log=home.logs / f"{name}.log",
         env={**known, **thread_settings(threads), "PYTHONUNBUFFERED": "1"},
     )
-    with stopping_on_signals(stop, insisted.set):
+    with stopping_on_signals(process.stop, insisted.set):
         try:
-            watch = _Watch(config, home, stop, insisted, on_status, 1.0, grace_s=grace_s, alone=True)
-            watch.until_done(child)
+            _Watch(process, insisted, on_status, 1.0, grace_s=grace_s, alone=True).until_done(child)
         finally:
             code = child.kill()
     return code, insisted.is_set()
@@ -369,7 +351,7 @@ def snapshot(config: Config, home: Home) -> SwarmStatus:
     servers = service_registry.read(home) if pid is not None else None
     archive, evaluate = members.get("archive", MemberState()), members.get("evaluate", MemberState())
     stopping = pid is not None and home.stop_flag.exists()
-    progress = read_progress(home) if phase == "evaluating" else None
+    progress = read_progress(home.evaluating) if phase == "evaluating" else None
     return SwarmStatus(phase, nodes, archive, evaluate, servers, pid, stopping, progress)
 
 

@@ -5,7 +5,6 @@ them where that is away. Answers are plain values, as `sapo lineage --json` prin
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -24,11 +23,12 @@ from sapo.store.tracking.tracker import CHAMPION, INCARNATION, ROUND
 
 Row = Mapping[str, Any]
 Document = dict[str, Any]
+Rows = dict[TableName, list[Row]]
+"""Of one group, by table: all that the history has."""
 Rollbacks = Mapping[tuple[str, str], Mapping[int, int]]
 """Of each learner (node, incarnation): rounds that went back to older weights, and to which round's."""
 LEFT = ("trained", "uninformative", "unscorable", "evicted")
 """What became of a received group."""
-ALWAYS = 2**31
 NAMED = 5
 """Of the groups that an ambiguous prefix means, how many are named."""
 TASK = ("dataset", "config", "seed", "index", "question")
@@ -36,19 +36,11 @@ QUARANTINED = ("reason", "detail", "found_at", "bus_position", "content_sha256")
 PART = ("k", "outcome", "score", "advantage", "retokenised")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A group and all rows the history has of it."""
+def find(store: Store, prefix: str) -> tuple[str, Rows]:
+    """The id of the one group that begins with `prefix`, and its rows.
 
-    group_id: str
-    rollouts: Sequence[Row]
-    training: Sequence[Row]
-    receipts: Sequence[Row]
-    quarantine: Sequence[Row]
-
-
-def find(store: Store, prefix: str) -> Found:
-    """The one group whose id begins with `prefix`. Raises `UserError` where there is none, or several."""
+    Raises `UserError` where there is none, or several.
+    """
     places = lineage_queries.places(store, prefix)
     ids = sorted({row["group_id"] for rows in places.values() for row in rows})
     if not ids:
@@ -57,41 +49,30 @@ def find(store: Store, prefix: str) -> Found:
     if len(ids) > 1:
         shown = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
         raise UserError("WHAT", prefix, f"begins the ids of {len(ids)} groups", f"name one of {shown}")
-
-    def rows(name: TableName) -> list[Row]:
-        return list(lineage_queries.rows_of(store, name, ids[0], places[name]))
-
-    return Found(ids[0], rows("rollouts"), rows("training"), rows("receipts"), rows("quarantine"))
+    return ids[0], {name: [*lineage_queries.rows_of(store, name, ids[0], at)] for name, at in places.items()}
 
 
-def journey(store: Store, found: Found, swarm: str, uri: str) -> Document:
-    """A group's life. `uri` is MLflow's; if it is away, `mlflow.away` is why.
-
-    Rows with missing values, or numbers that are none, are named in `problems` and left out.
-    """
-    problems = _problems(found)
-    found = Found(
-        found.group_id,
-        _numbers(found.rollouts),
-        [row for row in _numbers(found.training) if lacking(row) is None],
-        _numbers(found.receipts),
-        _numbers(found.quarantine),
-    )
-    learners = sorted({(str(row["node"]), str(row["incarnation"])) for row in found.training})
+def journey(store: Store, group_id: str, rows: Rows, swarm: str, uri: str) -> Document:
+    """A group's life, told by its rows. `uri` is MLflow's; if it is away, `mlflow.away` is why.
+    Rows with missing values, or numbers that are none, are named in `problems` and left out."""
+    problems = _problems(rows)
+    rows = {name: _numbers(held) for name, held in rows.items()}
+    rows["training"] = training = [row for row in rows["training"] if lacking(row) is None]
+    learners = sorted({(str(row["node"]), str(row["incarnation"])) for row in training})
     rollbacks = {learner: lineage_queries.rollbacks(store, swarm, *learner) for learner in learners}
-    learned = _learned(found.training, rollbacks)
+    learned = _learned(training, rollbacks)
     away = _add_versions(learned, rollbacks, swarm, uri)
-    told = {row["node"] for row in found.receipts}
-    silent = {row["node"] for row in found.training if row["source"] == "external"} - told
+    told = {row["node"] for row in rows["receipts"]}
+    silent = {row["node"] for row in training if row["source"] == "external"} - told
     return {
         "kind": "group",
-        "reference": found.group_id,
+        "reference": group_id,
         "swarm": swarm,
-        "group_id": found.group_id,
-        **_author(found),
-        "completions": _completions(found.rollouts or found.training),
-        "quarantine": [_picked(row, QUARANTINED) for row in found.quarantine],
-        "received": _received(found.receipts),
+        "group_id": group_id,
+        **_author(rows),
+        "completions": _completions(rows["rollouts"] or training),
+        "quarantine": [_picked(row, QUARANTINED) for row in rows["quarantine"]],
+        "received": _received(rows["receipts"]),
         "learned": learned,
         "mlflow": {"uri": public(uri), "away": away},
         "notes": [
@@ -106,25 +87,25 @@ def _picked(row: Row, names: Sequence[str]) -> Document:
     return {name: row[name] for name in names}
 
 
-def _problems(found: Found) -> list[str]:
+def _problems(rows: Rows) -> list[str]:
     """What does not hold: the signature, a row's digest, or one content under two digests."""
     problems = []
-    if found.rollouts:
+    if rows["rollouts"]:
         try:
-            unseal(_signed(found.rollouts))
+            unseal(_signed(rows["rollouts"]))
         except (Refused, ValueError) as reason:
             why = " ".join(str(reason).split())[:300]
             problems.append(f"rollouts: what the history holds is not what was signed: {why}")
-    for name, rows in (("rollouts", found.rollouts), ("receipts", found.receipts)):
-        if len(_numbers(rows)) < len(rows):
+    for name, held in rows.items():
+        if name in ("rollouts", "receipts") and len(_numbers(held)) < len(held):
             problems.append(f"{name}: a row holds a number that is none: it is left out")
-    for row in found.training:
+    for row in rows["training"]:
         wrong = lacking(row)
         if wrong is not None or digest_of(row) != row["row_digest"]:
             place = f"round {row['round']}, position {row['position']}, completion {row['k']}"
             what = "does not have its digest" if wrong is None else f"has no {wrong}"
             problems.append(f"training: the row of {row['node']}, {place} {what}")
-    contents = {row["content_sha256"] for row in (*found.rollouts, *found.training)}
+    contents = {row["content_sha256"] for row in (*rows["rollouts"], *rows["training"])}
     if len(contents) > 1:
         which = ", ".join(sorted(contents))
         problems.append(f"it stands in the history with {len(contents)} contents: {which}")
@@ -141,27 +122,27 @@ def _signed(rollouts: Sequence[Row]) -> SignedGroup:
     return SignedGroup(**_picked(rollouts[0], names), payload=payload)
 
 
-def _author(found: Found) -> Document:
+def _author(rows: Rows) -> Document:
     names = ("node", "key", "incarnation", "round", "policy_version", "created_at")
     author: Document = dict.fromkeys(names)
     task = published = None
-    if found.rollouts:
-        row = found.rollouts[0]
+    if rows["rollouts"]:
+        row = rows["rollouts"][0]
         author, task = _picked(row, names), _picked(row, TASK)
         published = {
             "at": row["published_at"],
             **_picked(row, ("bus_position", *QUARANTINED[4:], "signature")),
         }
-    elif found.training:
-        row = min(found.training, key=lambda row: str(row["source"]) != "local")
+    elif rows["training"]:
+        row = min(rows["training"], key=lambda row: str(row["source"]) != "local")
         author |= {"node": row["producer"], "key": row["producer_key"]}
         author["policy_version"], task = row["producer_version"], _picked(row, TASK)
         if row["source"] == "local":
             author |= _picked(row, ("incarnation", "round"))
-    elif found.receipts:
-        author |= {"node": found.receipts[0]["producer"], "key": found.receipts[0]["producer_key"]}
-    elif found.quarantine:
-        author["key"] = found.quarantine[0]["key"]
+    elif rows["receipts"]:
+        author |= {"node": rows["receipts"][0]["producer"], "key": rows["receipts"][0]["producer_key"]}
+    elif rows["quarantine"]:
+        author["key"] = rows["quarantine"][0]["key"]
     return {"author": author, "task": task, "published": published}
 
 
@@ -195,7 +176,7 @@ def _learned(training: Sequence[Row], rollbacks: Rollbacks) -> list[Document]:
     entries = []
     for (node, incarnation, round), rows in batches.items():
         parts = [_part(row) for row in rows]
-        lasts, skipped = _lasts(round, rollbacks[node, incarnation], ALWAYS), rows[0]["skipped"]
+        lasts, skipped = lineage_queries.lasts(round, rollbacks[node, incarnation]), rows[0]["skipped"]
         trained = [one for one in parts if one["trained"]]
         fate = "learned" if trained else "no advantage"
         entries.append(
@@ -221,9 +202,7 @@ def _part(row: Row) -> Document:
 
 def _add_versions(learned: Sequence[Document], rollbacks: Rollbacks, swarm: str, uri: str) -> str | None:
     """Add to each entry the first version that includes its step, and the champion if that does too.
-
-    Returns why MLflow did not answer; None if it did.
-    """
+    Returns why MLflow did not answer; None if it did."""
     known: dict[str, list[Version]] = {}
     for entry in learned:
         name = f"{swarm}.{entry['node']}"
@@ -257,8 +236,4 @@ def _includes(version: Version, entry: Document, rollbacks: Mapping[int, int]) -
     if not entry["tokens"] or entry["skipped"] is not None or tags.get(INCARNATION) != entry["incarnation"]:
         return False
     count = int(tags[ROUND]) if tags.get(ROUND, "").isdecimal() else 0
-    return _lasts(entry["round"], rollbacks, count)
-
-
-def _lasts(round: int, rollbacks: Mapping[int, int], count: int) -> bool:
-    return any(round in span for span in lineage_queries.lasting(rollbacks, count))
+    return lineage_queries.lasts(entry["round"], rollbacks, count)

@@ -8,13 +8,13 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import SapoError, UserError
-from sapo.core.types import Batch, Gossiped
+from sapo.core.types import Batch, Gossiped, RoundResult
 from sapo.learn.update import Learner, StepResult
 from sapo.policy import checkpoint, models
 from sapo.policy.checkpoint import Checkpoint
@@ -22,24 +22,14 @@ from sapo.policy.exchange import Unusable, averaged_with, trained
 from sapo.policy.kept_files import KeptFiles
 from sapo.policy.models import LoadedPolicy
 
+if TYPE_CHECKING:
+    from sapo.store.history.rounds import RecordedRound
+
 Environment = Mapping[str, Any]
 
 
 class Mismatch(SapoError):
     """Weights or rounds are not what was recorded."""
-
-
-class Recorded(Protocol):
-    """What is recorded of a round's update, in the journal's result or in the history."""
-
-    @property
-    def skipped(self) -> str | None: ...
-    @property
-    def rolled_back_to(self) -> int | None: ...
-    @property
-    def weights_sha256(self) -> str: ...
-    @property
-    def gossip(self) -> Gossiped | None: ...
 
 
 class Repeater:
@@ -65,15 +55,17 @@ class Repeater:
         self._at = 0
 
     def load(self, found: Checkpoint) -> None:
-        """Put a checkpoint's weights and optimiser in place of the present ones.
-
-        Raises `Mismatch` when it does not hold the weights it names.
-        """
+        """Begin at a checkpoint, as `load` puts it in place."""
         load(self.policy, self.learner, found)
         self._at = found.round
 
     def repeat(
-        self, batch: Batch, recorded: Recorded, environment: Environment | None, *, rollbacks: bool = True
+        self,
+        batch: Batch,
+        recorded: "RoundResult | RecordedRound",
+        environment: Environment | None,
+        *,
+        rollbacks: bool = True,
     ) -> StepResult:
         """Make a recorded round again: its step, the way back to older weights where it went back, and its
         outer step with the same partner where it ended with one.
@@ -120,9 +112,7 @@ class Repeater:
 
     def go_back(self, round: int, target: int) -> None:
         """Weights and optimiser as they were after `target` rounds, at the end of round `round`.
-
-        Raises `Mismatch` where these are neither in memory nor in a checkpoint.
-        """
+        Raises `Mismatch` where these are neither in memory nor in a checkpoint."""
         kept = self._kept.get(target)
         self._back_to.pop(round, None)
         if target not in self._back_to.values():
@@ -163,10 +153,8 @@ def _trained(policy: LoadedPolicy) -> Iterator[tuple[str, torch.nn.Parameter]]:
 
 
 def load(policy: LoadedPolicy, learner: Learner, found: Checkpoint) -> None:
-    """Put a checkpoint's weights and optimiser in place of the present ones.
-
-    Raises `Mismatch` when it does not hold the weights it names, `UserError` when they are another model's.
-    """
+    """Put a checkpoint's weights and optimiser in place of the present ones. Raises `Mismatch` when it does
+    not hold the weights it names, `UserError` when they are another model's."""
     try:
         models.load_weights(policy, found.path)
         learner.load_state_dict(checkpoint.optimizer_state(found))

@@ -32,9 +32,7 @@ from sapo.store.journal.journal import Journal
 @dataclass
 class Replay:
     """A node's policy and learner at a kept checkpoint, and the recorded rounds that follow.
-
-    `first` and `last` are the rounds asked for; rounds from `start.round` on lie on the way there.
-    """
+    `first` and `last` are the rounds asked for; rounds from `start.round` on lie on the way there."""
 
     home: Home
     node: str
@@ -55,9 +53,7 @@ class Replay:
 
 
 @contextmanager
-def opened(
-    home: Home, node: str, *, first: int | None = None, last: int | None = None, cache: Path | None = None
-) -> Iterator[Replay]:
+def opened(home: Home, node: str, *, first: int | None = None, last: int | None = None) -> Iterator[Replay]:
     """A node of this home at the newest whole checkpoint at or before round `first`.
 
     Without `first` it is the oldest there is, of round 0 while that is kept; without `last` everything is
@@ -71,7 +67,7 @@ def opened(
     start, notes = _start(home, node, recording.incarnation, first, last)
     threads = torch.get_num_threads()
     try:
-        policy = _policy(config, start, cache or default_cache())
+        policy = _policy(config, start, default_cache())
         learner = Learner(
             policy.model, config.learn, temperature=config.generate.temperature, guard=config.guard
         )

@@ -6,8 +6,6 @@ from typing import Any
 from sapo.store.history import lineage_queries
 from sapo.store.history.tables import Store
 
-ALL = 2**31
-
 
 def swarm_lineage(store: Store, swarm: str) -> dict[str, Any]:
     """What each author contributed to every node whose rounds the history holds, in steps that last.
@@ -18,7 +16,7 @@ def swarm_lineage(store: Store, swarm: str) -> dict[str, Any]:
     """
     steps = []
     for node, incarnation in lineage_queries.learners(store, swarm):
-        fates = lineage_queries.fates(lineage_queries.rounds(store, node, incarnation), ALL)
+        fates = lineage_queries.fates(lineage_queries.rounds(store, node, incarnation))
         steps += [(node, incarnation, round) for round, fate in fates.items() if fate == "learned"]
     taught = lineage_queries.taught_whom(store, steps)
     known = {row["key"]: row for row in lineage_queries.authors(store, swarm)}

@@ -16,7 +16,6 @@ from sapo.store.history.tables import Store
 Document = dict[str, Any]
 WINDOW = 5
 """Rounds whose answers are counted together to find when half of them have a trait."""
-_ALWAYS = 2**31
 _OWN = """
 WITH every AS (
     SELECT node, key, incarnation, round, group_id, k, text, published_at AS "at" FROM rollouts
@@ -66,8 +65,7 @@ def trait_spread(store: Store, swarm: str, trait: str, pattern: str) -> Document
         author = {"node": node, "key": key, "incarnation": incarnation}
         own, own_lessons = _where(rows, author), _where(lessons, learner)
         undone = lineage_queries.rollbacks(store, swarm, node, incarnation) if own_lessons else {}
-        kept = lineage_queries.lasting(undone, _ALWAYS)
-        lasting = (row for row in own_lessons if any(row["round"] in span for span in kept))
+        lasting = (row for row in own_lessons if lineage_queries.lasts(row["round"], undone))
         half = half_has_it(own)
         nodes.append(
             {

@@ -193,7 +193,6 @@ def retrain(
     last: int | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
-    cache: Path | None = None,
 ) -> WhatIf:
     """Train on a node's recorded rounds `first` to `last` again, with `key=value` settings laid over theirs,
     and as if no group of the authors `without` had been taken.
@@ -205,7 +204,7 @@ def retrain(
     was written.
     """
     changes = Changes(home.load_config().for_node(node), node, sets, without)
-    with opened(home, node, first=first, last=last, cache=cache) as replay:
+    with opened(home, node, first=first, last=last) as replay:
         settled = changes.settle(_recorded(home, replay))
         _own_run(replay).found()  # MLflow away is better known before the work than after it
         course = _repeat(replay, changes, progress)
@@ -215,7 +214,7 @@ def retrain(
         with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as scratch:
             models.save(replay.policy, Path(scratch))
             own, start = _evaluated(home, replay, settled.config, progress)
-            whole = partial(models.export, config=settled.config, cache=cache or default_cache())
+            whole = partial(models.export, config=settled.config, cache=default_cache())
             tracker, run_id, model = _log(replay, settled, course, digest, Path(scratch), whole, folder)
         notes = [*replay.notes, *_still_there(replay, settled, course)]
     return WhatIf(
@@ -363,10 +362,8 @@ def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
 def _evaluated(
     home: Home, replay: Replay, config: Config, progress: Progress | None
 ) -> tuple[NodeExam | None, Score | None]:
-    """Figures of the node and of its start from the swarm's evaluation.
-
-    Where that knows the node only after other rounds, its newest checkpoint is asked, and takes the policy.
-    """
+    """Figures of the node and of its start from the swarm's evaluation. Where that knows the node only after
+    other rounds, its newest checkpoint is asked, and takes the policy."""
     found, count = home.load_evaluation(), replay.last + 1
     own = None if found is None else found.nodes.get(replay.node)
     start = None if found is None else found.start(replay.node, config.model)

@@ -27,9 +27,7 @@ NO_LIMIT = 1e9
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """Settings that rounds were recorded under, as canonical JSON, and the foreign authors of their batches.
-
-    `authors` maps each author's node name and public key to the first such round.
-    """
+    `authors` maps each author's node name and public key to the first such round."""
 
     learn: str
     guard: str
@@ -58,9 +56,7 @@ class Settled:
 
 class Changes:
     """The `key=value` settings of a what-if, and the authors it is `without`; `config` is the node's own.
-
-    Raises `UserError` for a key that does not shape the updates of this node, or a value it never has.
-    """
+    Raises `UserError` for a key that does not shape the updates of this node, or a value it never has."""
 
     def __init__(self, config: Config, node: str, sets: Sequence[str], without: Sequence[str] = ()) -> None:
         if not sets and not without:

@@ -67,7 +67,7 @@ class Ended:
 
     def journey(self, group_id: str, uri: str | None = None) -> dict[str, Any]:
         found = group_lineage.find(self.store, group_id)
-        return group_lineage.journey(self.store, found, "test", uri or self.uri)
+        return group_lineage.journey(self.store, *found, "test", uri or self.uri)
 
 
 def run_round(runtime: Any) -> RoundResult:

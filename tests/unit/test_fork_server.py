@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -66,7 +67,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(modules: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
     monkeypatch.syspath_prepend(modules)
     monkeypatch.setenv("PYTHONPATH", str(modules))
-    with ForkServer(["loaded"]) as found:
+    with closing(ForkServer(["loaded"])) as found:
         until(found.ready, 60)
         yield found
 

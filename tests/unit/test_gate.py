@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
-from sapo.ops.gate import Gate, Message, Receive, Scope, Send, basic
+from sapo.ops.gate import Gate, basic
 
 LOGIN = "sapo:open sesame"
 HOST = "127.0.0.1:4200"

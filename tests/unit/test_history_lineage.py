@@ -127,7 +127,7 @@ def test_foreign_completions_that_the_mode_leaves_out_do_not_count(
     assert peers == {"local": 3, "external": len(foreign)}
     group = next(g.group_id for g in late.groups if g.source == "external" and g.informative)
     (entry,) = group_lineage.journey(
-        made, group_lineage.find(made, group), "tiny", f"sqlite:///{tmp_path}/none.db"
+        made, *group_lineage.find(made, group), "tiny", f"sqlite:///{tmp_path}/none.db"
     )["learned"]
     assert [one["k"] for one in entry["completions"] if one["trained"]] == foreign
     assert entry["tokens"] == sum(k + 1 for k in foreign)
@@ -144,7 +144,7 @@ def test_a_history_of_the_last_release_is_told_with_what_it_cannot_tell(tmp_path
     assert foreign["producer"] == "n1"
     group = next(iter(_external(store)))
     told = group_lineage.journey(
-        store, group_lineage.find(store, group), config.swarm.name, f"sqlite:///{tmp_path}/none.db"
+        store, *group_lineage.find(store, group), config.swarm.name, f"sqlite:///{tmp_path}/none.db"
     )
     assert told["received"] == []
     assert told["notes"] == ["when n0 received it is not recorded: it ran an earlier release then"]
@@ -159,7 +159,7 @@ def _external(store: Store) -> set[str]:
 
 def test_a_prefix_is_found_by_itself_and_a_changed_row_is_named(store: Store) -> None:
     group = of_two_tasks(0).groups[0].group_id
-    assert group_lineage.find(store, group[:8]).group_id == group
+    assert group_lineage.find(store, group[:8])[0] == group
     with pytest.raises(UserError, match="no group of this id"):
         group_lineage.find(store, "f" * 12)
 

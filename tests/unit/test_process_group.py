@@ -9,6 +9,7 @@ from waiting import until
 from sapo.core.child_process import alive
 from sapo.core.config.home import Home
 from sapo.core.config.load import parse
+from sapo.ops.process import Process
 from sapo.ops.process_group import OWING, ProcessGroup, SwarmState
 
 STEP = "import sys, time, signal, pathlib\nhere = pathlib.Path({here!r})\n"
@@ -33,9 +34,7 @@ def crew_of(
     prefix = STEP.format(here=str(tmp_path))
     everything = {"archive": ENDS_WELL, "evaluate": ENDS_WELL} | codes
     return ProcessGroup(
-        config,
-        home,
-        threading.Event(),
+        Process(home, config, threading.Event()),
         command=lambda name: ["-c", prefix + everything[name]],
         backoff_s=backoff,
     )

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,7 +170,7 @@ def doctor(home: HomeOption = None, as_json: JsonOption = False) -> None:
         checks = examine(home or Path("."), run)
     ok = all(check.status != "missing" for check in checks)
     if as_json:
-        print_json({"ok": ok, "checks": [check.as_dict() for check in checks]})
+        print_json({"ok": ok, "checks": [asdict(check) for check in checks]})
     else:
         render(checks)
     if not ok:

@@ -115,9 +115,9 @@ def explain(home: "Home", what: str | None) -> "tuple[Document, str]":
         return model_lineage.teachers(store, subject), subject.name
     if not _GROUP.fullmatch(what):
         raise not_known(config, what)
-    found = group_lineage.find(store, what.lower())
-    document = group_lineage.journey(store, found, config.swarm.name, tracking_uri(home, config))
-    return document, found.group_id[:16]
+    group_id, rows = group_lineage.find(store, what.lower())
+    document = group_lineage.journey(store, group_id, rows, config.swarm.name, tracking_uri(home, config))
+    return document, group_id[:16]
 
 
 def _show(document: "Document", page: "Path | None") -> None:

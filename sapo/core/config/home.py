@@ -83,6 +83,8 @@ class Home:
     """The evaluation questions, regenerated once and kept."""
     evaluation = _File("evaluation.json")
     """The last full held-out evaluation."""
+    evaluating = _File("evaluating.json")
+    """How far one is that runs now."""
     verdicts = _File("judge.sqlite")
     """What the judge found, round by round."""
     report = _File("report.html")
@@ -301,12 +303,17 @@ def refuse_unreadable(folder: Path, option: str, value: str) -> None:
             raise UserError(option, value, "is longer than the file system allows", remedy) from None
 
 
+def existing(folder: Path) -> Path:
+    """The folder itself, or the nearest above it that exists."""
+    while not os.path.exists(folder):  # unlike Path.exists, it takes what is too long for a name
+        folder = folder.parent
+    return folder
+
+
 def refuse_unwritable(folder: Path, option: str, value: str) -> None:
     """Raise `UserError` on `option` = `value` unless files can be made in a folder, or where it will be. A
     file is made and removed at once: permissions alone do not show a read-only file system."""
-    place = folder
-    while not os.path.exists(place):  # unlike Path.exists, it takes what is too long for a name
-        place = place.parent
+    place = existing(folder)
     try:
         with tempfile.TemporaryFile(dir=place):
             pass

@@ -16,6 +16,8 @@ from sapo.store.history.rounds import Recording
 from sapo.store.history.tables import Store, TableName
 
 Fate = Literal["learned", "skipped", "undone"]
+ALWAYS = 2**31
+"""More rounds than any node makes."""
 BINS = 120
 """Into how many stretches a node's rounds are divided at most, to say who taught it when."""
 
@@ -51,7 +53,7 @@ FROM training WHERE node = ? AND incarnation = ? AND round < ? GROUP BY round OR
 """
 
 
-def rounds(store: Store, node: str, incarnation: str, before: int = 2**31) -> list[RoundFacts]:
+def rounds(store: Store, node: str, incarnation: str, before: int = ALWAYS) -> list[RoundFacts]:
     """A node's rounds earlier than `before` that have rows, in order; an empty batch has left none."""
     held = dataset(store, "training").schema.names
     text = "NULL::VARCHAR"
@@ -66,7 +68,7 @@ def rounds(store: Store, node: str, incarnation: str, before: int = 2**31) -> li
     return [RoundFacts(**row | {"digests": tuple(row["digests"])}) for row in found]
 
 
-def lasting(rollbacks: Mapping[int, int], count: int) -> list[range]:
+def lasting(rollbacks: Mapping[int, int], count: int = ALWAYS) -> list[range]:
     """Rounds whose steps are in the weights after `count` rounds, newest first.
 
     `rollbacks` maps rounds to the one whose starting weights they went back to: all from that one to
@@ -80,7 +82,12 @@ def lasting(rollbacks: Mapping[int, int], count: int) -> list[range]:
     return found
 
 
-def fates(facts: Sequence[RoundFacts], count: int) -> dict[int, Fate]:
+def lasts(round: int, rollbacks: Mapping[int, int], count: int = ALWAYS) -> bool:
+    """Whether a round's step is in the weights after `count` rounds."""
+    return any(round in span for span in lasting(rollbacks, count))
+
+
+def fates(facts: Sequence[RoundFacts], count: int = ALWAYS) -> dict[int, Fate]:
     """What became of each round by the time `count` were made: a step that lasts, none, or one undone."""
     back = {one.round: one.rolled_back_to for one in facts if one.rolled_back_to is not None}
     kept = lasting(back, count)
