@@ -2,9 +2,7 @@
 of the groups it received, as rows of `receipts`, and what it refused, as rows of `quarantine`."""
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from json.encoder import encode_basestring
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
@@ -24,14 +22,10 @@ from sapo.store.journal.rows import ChainLink, PoolEvent, RefusalRow
 
 log = logging.getLogger(__name__)
 
-_SORTED = sorted(TRAINING.names)
-"""Columns in the order of a row's canonical JSON."""
 BATCH = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "guard", "temperature")
 GROUP = tuple(name for name in BatchGroup.model_fields if name not in ("recipe", "samples"))
 SAMPLE = tuple(Sample.model_fields)
 """Fields that are columns of the same name."""
-_OWN = frozenset({*SAMPLE, "tensor_crc32"})
-"""Columns that are a completion's own."""
 
 
 class OwedRound(Protocol):
@@ -185,16 +179,13 @@ def rows(
         "gossip": None if result.gossip is None else result.gossip.canonical(),
     }
     digest = digest or batch.digest()
-    of_round = _texts(shared)
     found: list[dict[str, Any]] = []
     for group in batch.groups:
-        columns = _group_columns(group)
-        of_group = {**shared, **columns, "batch_digest": digest}
-        frame = _frame(of_round | _texts(columns))
+        of_group = {**shared, **fields(group, GROUP), **fields(group.recipe, RECIPE), "batch_digest": digest}
         for sample in group.samples:
-            own = _sample_columns(sample)
-            own["tensor_crc32"] = list(result.tensors) if result.tensors and not found else None
-            found.append({**of_group, **own, "row_digest": _digest(frame, _texts(own))})
+            row = of_group | _sample_columns(sample)
+            row["tensor_crc32"] = list(result.tensors) if result.tensors and not found else None
+            found.append(row | {"row_digest": row_digest(row)})
     return found
 
 
@@ -208,53 +199,9 @@ def _check_order(batch: Batch) -> None:
             raise ValueError(f"round {batch.round}, group {group.group_id}: completions out of order: {ks}")
 
 
-def _group_columns(group: BatchGroup) -> dict[str, Any]:
-    return fields(group, GROUP) | fields(group.recipe, RECIPE)
-
-
 def _sample_columns(sample: Sample) -> dict[str, Any]:
     found = fields(sample, SAMPLE)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-
-
-def _texts(columns: Mapping[str, Any]) -> dict[str, str]:
-    return {name: f'"{name}":{_text(value)}' for name, value in columns.items() if value is not None}
-
-
-def _text(value: Any) -> str:
-    """A value as canonical JSON, faster for what most of a completion's columns are."""
-    kind = type(value)
-    if kind is str:
-        return encode_basestring(value)
-    if kind is bool:
-        return "true" if value else "false"
-    if kind is int or (kind is float and math.isfinite(value)):
-        return repr(value)
-    if kind is list:
-        kinds = set(map(type, value))
-        if kinds <= {int} or (kinds == {float} and all(map(math.isfinite, value))):
-            return str(value).replace(" ", "")
-    return canonical(value)
-
-
-def _frame(texts: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Canonical JSON of a group's rows, cut where a completion's own columns belong: what stands before each,
-    and its name, which is empty at the end."""
-    frame: list[tuple[str, str]] = []
-    before: list[str] = []
-    for name in (*_SORTED, ""):
-        if name in _OWN:
-            frame.append((",".join(before), name))
-            before = []
-        elif name in texts:
-            before.append(texts[name])
-    return [*frame, (",".join(before), "")]
-
-
-def _digest(frame: Sequence[tuple[str, str]], own: Mapping[str, str]) -> str:
-    """`row_digest` of the row that has a group's columns and these of its own."""
-    texts = [text for before, name in frame for text in (before, own.get(name)) if text]
-    return sha256(f"{{{','.join(texts)}}}")
 
 
 def row_digest(row: Mapping[str, Any]) -> str:
