@@ -18,7 +18,7 @@ from sapo.store.history.tables import (
     commit,
     until_committed,
 )
-from sapo.store.journal.rows import ChainLink, PoolEvent, RefusalRow
+from sapo.store.journal.rows import ChainLink, OutboxItem, PoolEvent, RefusalRow
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +26,6 @@ BATCH = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "gu
 GROUP = tuple(name for name in BatchGroup.model_fields if name not in ("recipe", "samples"))
 SAMPLE = tuple(Sample.model_fields)
 """Fields that are columns of the same name."""
-
-
-class OwedRound(Protocol):
-    """A delivery the journal owes; its round is all that is asked of it here."""
-
-    @property
-    def round(self) -> int: ...
 
 
 class Rounds(Protocol):
@@ -80,7 +73,7 @@ class TrainingSink:
         self.version: int | None = None
         """Of the table `training` as this sink left it last; None before its first commit."""
 
-    def deliver(self, items: Sequence[OwedRound], journal: Rounds) -> None:
+    def deliver(self, items: Sequence[OutboxItem], journal: Rounds) -> None:
         """Append what of these rounds the tables lack. Raises `Unavailable` when the store is away."""
         rounds = sorted({item.round for item in items})
         if not rounds:
