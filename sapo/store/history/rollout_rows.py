@@ -1,4 +1,4 @@
-"""Rows of the `rollouts` table: made of published groups, and groups made of them again."""
+"""Rows of the `rollouts` table, made of published groups and back, and rows of `quarantine`."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,6 +6,7 @@ from typing import Any
 
 from sapo.core.types import Completion, Group, Received, Record, canonical
 from sapo.store.history.tables import ROLLOUTS
+from sapo.store.journal.rows import RefusalRow
 
 GROUP = (
     *("swarm", "node", "key", "incarnation", "round", "position", "question", "policy_version"),
@@ -26,6 +27,13 @@ def split_position(bus_position: str) -> tuple[str, int]:
     """Partition and offset of `<partition>:<offset>`."""
     partition, _, offset = bus_position.rpartition(":")
     return partition, int(offset)
+
+
+def quarantine_row(refusal: RefusalRow, swarm: str) -> dict[str, Any]:
+    """The row of a sample; its place on the bus gives partition and offset."""
+    partition, offset = split_position(refusal.bus_position)
+    place = {"swarm": swarm, "partition": partition, "offset": offset, "end_offset": offset + 1}
+    return fields(refusal, refusal.__slots__) | place
 
 
 def rollout_rows(received: Received, group: Group) -> list[dict[str, Any]]:

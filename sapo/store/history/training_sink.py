@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from sapo.core.types import Batch, BatchGroup, RoundResult, Sample, canonical, sha256
-from sapo.store.history.rollout_rows import RECIPE, fields, split_position
+from sapo.store.history.rollout_rows import RECIPE, fields, quarantine_row
 from sapo.store.history.tables import (
     QUARANTINE,
     RECEIPTS,
@@ -85,7 +85,11 @@ class TrainingSink:
             for movement in journal.movements(round)
         ]
         self._add("receipts", RECEIPTS, self.receipts_mark, receipts)
-        refusals = [self._refused(round, one) for round in rounds for one in journal.refusals(round)]
+        refusals = [
+            quarantine_row(one, self.place["swarm"]) | {"node": self.place["node"], "round": round}
+            for round in rounds
+            for one in journal.refusals(round)
+        ]
         self._add("quarantine", QUARANTINE, self.refusals_mark, refusals)
 
     def _attempt(self, rounds: Sequence[int], journal: Rounds) -> bool | None:
@@ -115,12 +119,6 @@ class TrainingSink:
             return None
         self.version = table.version()
         return True
-
-    def _refused(self, round: int, refusal: RefusalRow) -> dict[str, Any]:
-        """The row of a sample; its place on the bus gives partition and offset."""
-        partition, offset = split_position(refusal.bus_position)
-        row = fields(refusal, refusal.__slots__) | {"round": round, "partition": partition, "offset": offset}
-        return row | {"end_offset": offset + 1, "swarm": self.place["swarm"], "node": self.place["node"]}
 
     def _add(self, name: TableName, schema: pa.Schema, mark: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of rounds to a table, unless `mark` shows that these rounds are there."""
