@@ -51,7 +51,7 @@ def rollouts(
     row per completion that matches. Scores are those that learners gave when they trained on a completion;
     an unused one has none.
     """
-    from sapo.store.history.names import names
+    from sapo.store.history.query import names
     from sapo.store.history.tables import Store
 
     if source not in (None, "local", "external"):

@@ -159,6 +159,12 @@ def _where(
     return " AND ".join(terms), values
 
 
+def names(store: Store, column: Literal["node", "dataset"]) -> list[str]:
+    """All authors, or all data sets, of the completions that `rollouts` can find."""
+    sql = f"SELECT {column} AS name FROM rollouts UNION SELECT {column} FROM training WHERE source = 'local'"
+    return [str(value) for value in query(store, sql + " ORDER BY 1")["name"].to_pylist()]
+
+
 def incarnations(store: Store, node: str) -> list[str]:
     """Incarnations of a node in `training`, the one that finished a round last at the end.
 
