@@ -26,8 +26,8 @@ from sapo.peers.rejections import Refusals, is_signed
 from sapo.peers.resend_guard import KeyCloneDetector, ResendGuard
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import false_ids
-from sapo.store.journal.journal import Journal, PoolRow, SeenGroup
-from sapo.store.journal.rows import PeerUpdates
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import PeerUpdates, PoolRow, SeenGroup
 from sapo.tasks.questions import drawn_by
 
 log = logging.getLogger(__name__)

@@ -50,18 +50,6 @@ from sapo.store.journal.rows import (
 )
 from sapo.store.journal.schema import connect, create, explained, pack, unpack
 
-__all__ = [
-    "ChainLink",
-    "Journal",
-    "JournalError",
-    "OutboxItem",
-    "PeerUpdates",
-    "PoolEvent",
-    "PoolRow",
-    "SeenGroup",
-    "Stage",
-]
-
 Stage = Literal["groups", "batch", "result"]
 
 
@@ -447,16 +435,9 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, explained(self._path):
-            db = self._connection
-            try:
-                db.execute("BEGIN IMMEDIATE")
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:  # a full disk has already rolled back
-                    db.execute("ROLLBACK")
-                raise
+        with self._lock, explained(self._path), self._connection as db:  # commits, or rolls back
+            db.execute("BEGIN IMMEDIATE")
+            yield db
 
     def _all(self, sql: str, *values: Any) -> list[Any]:
         with self._lock, explained(self._path):
