@@ -216,7 +216,7 @@ class Store:
             local = self.local_path()
             if local is not None:
                 (local / name).mkdir(parents=True, exist_ok=True)
-            DeltaTable.create(
+            return DeltaTable.create(
                 uri,
                 schema=SCHEMAS[name],
                 mode="error",
@@ -231,14 +231,10 @@ class Store:
             if table is None:
                 raise away(uri, error) from error
             return table
-        table = self.find(name)
-        if table is None:
-            raise Unavailable(f"the table at {uri} vanished after it was created")
-        return table
 
     def _widened(self, name: TableName, table: DeltaTable) -> DeltaTable:
         """The table with every optional column of this release, and of its version or a later one."""
-        held = column_names(table)
+        held = {column.name for column in table.schema().fields}
         missing = [column for column in SCHEMAS[name] if column.nullable and column.name not in held]
         old = (_version(table.metadata().configuration.get(VERSION_KEY)) or 0) < HISTORY_VERSION
         if not missing and not old:
@@ -262,11 +258,6 @@ def _version(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,6}", text) else None
 
 
-def column_names(table: DeltaTable) -> list[str]:
-    """Names of a table's columns, in order."""
-    return [column.name for column in table.schema().fields]
-
-
 def fitted(table: DeltaTable, rows: pa.Table) -> pa.Table:
     """`rows` with null in those optional columns of the table that a newer release has added."""
     for column in table.schema().fields:
@@ -283,28 +274,24 @@ def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -
     handle was opened: open a fresh one and decide afresh what is still to be written. Raises `Unavailable`
     when the store is away, `UserError` when the table has other columns.
     """
-    with in_its_place(table.table_uri):
-        return _append(table, rows, transactions)
-
-
-def _append(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> bool:
     marks = [Transaction(name, version) for name, version in sorted(transactions.items())]
-    before = table.version()
-    try:
-        write_deltalake(
-            table,
-            fitted(table, rows),
-            mode="append",
-            writer_properties=writing(),
-            commit_properties=CommitProperties(app_transactions=marks),
-        )
-    except CommitFailedError as error:
-        refuse_unless_overtaken(table, before, error)
-        log.info("commit to %s met another one: %s", table.table_uri, one_line(error))
-        return False
-    except (OSError, DeltaError) as error:
-        raise away(table.table_uri, error) from error
-    return True
+    with in_its_place(table.table_uri):
+        before = table.version()
+        try:
+            write_deltalake(
+                table,
+                fitted(table, rows),
+                mode="append",
+                writer_properties=writing(),
+                commit_properties=CommitProperties(app_transactions=marks),
+            )
+        except CommitFailedError as error:
+            refuse_unless_overtaken(table, before, error)
+            log.info("commit to %s met another one: %s", table.table_uri, one_line(error))
+            return False
+        except (OSError, DeltaError) as error:
+            raise away(table.table_uri, error) from error
+        return True
 
 
 def until_committed(uri: str, attempt: Callable[[], T | None]) -> T:

@@ -149,12 +149,6 @@ def lineage(checkpoint: Path) -> dict[str, str]:
     }
 
 
-def store(client: Any, logged: Any, directory: Path, name: str, tags: Mapping[str, str]) -> None:
-    """Write the model in `directory` to the place MLflow has for the logged model."""
-    with stored(client, logged) as place:
-        _save(directory, place, logged, name, tags)
-
-
 @contextmanager
 def stored(client: Any, logged: Any) -> Iterator[Path]:
     """A folder, not made yet, whose files are the logged model's when the block ends."""
@@ -190,7 +184,8 @@ def create_version(client: Any, name: str, logged: Any, run: str, tags: Mapping[
     return int(version.version)
 
 
-def _save(directory: Path, place: Path, logged: Any, name: str, tags: Mapping[str, str]) -> None:
+def store(client: Any, logged: Any, directory: Path, name: str, tags: Mapping[str, str]) -> None:
+    """Write the model in `directory` to the place MLflow has for the logged model."""
     import mlflow.transformers
     from huggingface_hub import ModelCard
     from mlflow.models import Model
@@ -200,24 +195,25 @@ def _save(directory: Path, place: Path, logged: Any, name: str, tags: Mapping[st
     said = {key: value for key, value in sorted(tags.items()) if not key.startswith("sapo.history")}
     facts = "".join(f"- {key}: {value}\n" for key, value in said.items())
     card = (directory / "README.md").read_text(encoding="utf-8")
-    mlflow.transformers.save_model(
-        str(directory),
-        str(place),
-        task="llm/v1/chat",
-        # chat templates write the start token themselves
-        model_config={
-            "max_new_tokens": GenerationConfig.from_pretrained(directory).max_new_tokens,
-            "add_special_tokens": False,
-        },
-        # a card and requirements are given because MLflow would look for both on the network
-        model_card=ModelCard(f"{card}\n## Lineage\n\n{facts}"),
-        pip_requirements=requirements(REQUIREMENTS),
-        mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
-    )
-    (place / "LICENSE.txt").unlink(missing_ok=True)
-    written = Model.load(str(place / "MLmodel"))
-    written.flavors["transformers"]["source_model_name"] = name
-    written.save(str(place / "MLmodel"))
+    with stored(client, logged) as place:
+        mlflow.transformers.save_model(
+            str(directory),
+            str(place),
+            task="llm/v1/chat",
+            # chat templates write the start token themselves
+            model_config={
+                "max_new_tokens": GenerationConfig.from_pretrained(directory).max_new_tokens,
+                "add_special_tokens": False,
+            },
+            # a card and requirements are given because MLflow would look for both on the network
+            model_card=ModelCard(f"{card}\n## Lineage\n\n{facts}"),
+            pip_requirements=requirements(REQUIREMENTS),
+            mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
+        )
+        (place / "LICENSE.txt").unlink(missing_ok=True)
+        written = Model.load(str(place / "MLmodel"))
+        written.flavors["transformers"]["source_model_name"] = name
+        written.save(str(place / "MLmodel"))
 
 
 def requirements(packages: Sequence[str]) -> list[str]:
