@@ -60,8 +60,8 @@ def admit(
     if signed.key in blocked:
         raise Refused("blocked")
     check_size(signed, manifest)
-    known = seen.digest(signed.group_id)
-    if known == signed.content_sha256:
+    known = seen.get(signed.group_id)
+    if known is not None and known.content_sha256 == signed.content_sha256:
         raise Refused("own_echo" if signed.key == own_key else "duplicate")
     group = unseal(signed)
     if signed.key == own_key:
@@ -70,7 +70,7 @@ def admit(
         place = f"round {group.round} of incarnation {group.incarnation}"
         raise Refused("own_key", f"{place}, not made here", group)
     if known is not None:
-        raise Refused("equivocation", f"{signed.group_id} was {known} before", group)
+        raise Refused("equivocation", f"{signed.group_id} was {known.content_sha256} before", group)
     check_rules(group, manifest, received.timestamp)
     if group.node == own_node:
         raise Refused("own_name", f"{group.key} calls itself {group.node}", group)

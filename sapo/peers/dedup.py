@@ -66,11 +66,6 @@ class DedupIndex:
         if len(self._met) > self._limit:
             self._make_room()
 
-    def digest(self, group_id: str) -> str | None:
-        """`content_sha256` of the group with this id, if it is remembered."""
-        met = self._met.get(group_id)
-        return None if met is None else met.content_sha256
-
     def holds(self, content_sha256: str) -> bool:
         """Whether a group of this very content is remembered."""
         return content_sha256 in self._contents

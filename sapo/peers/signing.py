@@ -1,6 +1,5 @@
 """Keys, incarnations and signatures: who made a group, and that it is unchanged since."""
 
-import os
 import stat
 from functools import lru_cache
 from pathlib import Path
@@ -119,11 +118,6 @@ def _unusable(path: Path, error: OSError) -> UserError:
     return UserError("key file", str(path), problem, "make the folder writable for this user")
 
 
-def new_incarnation() -> str:
-    """16 random hex digits, minted with each new journal: names of a lost journal can't come back."""
-    return os.urandom(8).hex()
-
-
 def verify(key: str, signature: str, data: bytes) -> bool:
     """Whether `signature` (128 hex digits) is `key`'s (64 hex digits) over `data`; never for a weak key."""
     try:
@@ -144,9 +138,13 @@ def seal(group: Group, identity: Identity) -> SignedGroup:
     """Sign a group's canonical bytes. Raises `ValueError` for a group that names another author's key."""
     if group.key != identity.key:
         raise ValueError("a group is signed by the key it names")
-    payload = group.canonical().encode()
+    return sealed(group.canonical().encode(), identity, group.group_id)
+
+
+def sealed(payload: bytes, identity: Identity, group_id: str) -> SignedGroup:
+    """A payload in its envelope, signed."""
     return SignedGroup(
-        group_id=group.group_id,
+        group_id=group_id,
         content_sha256=sha256(payload),
         key=identity.key,
         signature=identity.sign(payload),
