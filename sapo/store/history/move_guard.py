@@ -35,9 +35,11 @@ def in_its_place(uri: str) -> Iterator[None]:
 
 
 def folder_of(uri: str) -> Path | None:
-    """The folder that a table is; None where it is in a bucket."""
+    """The folder that a table, or a store, is; None where it is in a bucket."""
     parsed = urlparse(uri)
-    return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
+    if parsed.scheme == "file":
+        return Path(unquote(parsed.path))
+    return None if len(parsed.scheme) > 1 else Path(uri)
 
 
 def delete_data(folder: Path, names: Iterable[str], *, dry_run: bool) -> int:

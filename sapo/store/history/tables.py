@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
@@ -24,7 +24,7 @@ from deltalake.exceptions import (
 
 from sapo.core.creation_marker import CreationMarker
 from sapo.core.errors import SapoError, Unavailable, UserError
-from sapo.store.history.move_guard import clear_stray, in_its_place
+from sapo.store.history.move_guard import clear_stray, folder_of, in_its_place
 from sapo.store.history.parquet_options import writing
 
 HISTORY_VERSION = 2
@@ -154,10 +154,7 @@ class Store:
 
     def local_path(self) -> Path | None:
         """The folder, when the store is one."""
-        parsed = urlparse(self.uri)
-        if parsed.scheme == "file":
-            return Path(unquote(parsed.path))
-        return None if len(parsed.scheme) > 1 else Path(self.uri)
+        return folder_of(self.uri)
 
     def storage_options(self) -> dict[str, str] | None:
         """Storage options for deltalake, besides the environment; None for a folder."""
