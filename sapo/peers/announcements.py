@@ -94,7 +94,6 @@ class Heard:
     at: int
 
     def to_json(self) -> str:
-        """As JSON."""
         return canonical([self.at, self.announcement.model_dump(mode="json")])
 
     @classmethod

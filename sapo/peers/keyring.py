@@ -51,8 +51,6 @@ class Card(Record):
 
 @dataclass(frozen=True, slots=True)
 class KeyAndCard:
-    """A key and its card."""
-
     identity: Identity
     card: Card
 

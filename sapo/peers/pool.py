@@ -61,7 +61,6 @@ class Entry:
 
     @property
     def group_id(self) -> str:
-        """The group's id."""
         return self.received.signed.group_id
 
     def age(self, now: float) -> float:

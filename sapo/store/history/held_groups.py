@@ -35,7 +35,6 @@ class HeldGroups:
         self._connection.executescript(_MADE)
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     def follow(self, table: DeltaTable, read: Read) -> None:

@@ -19,7 +19,6 @@ _COMPLETION = set(Completion.model_fields) & set(ROLLOUTS.names)
 
 
 def fields(record: object, names: Iterable[str]) -> dict[str, Any]:
-    """Some fields of a record by name."""
     return {name: getattr(record, name) for name in names}
 
 

@@ -66,7 +66,6 @@ class RecordedRound:
 
     @property
     def round(self) -> int:
-        """Its number."""
         return self.batch.round
 
 

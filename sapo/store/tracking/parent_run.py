@@ -35,7 +35,6 @@ _LEGEND = (
 
 
 def create(client: Any, experiment: str, swarm: str) -> None:
-    """Make the swarm's run."""
     client.create_run(experiment, run_name=swarm, tags={KIND: WHOLE, SWARM: swarm})
 
 
