@@ -168,12 +168,11 @@ class Tracker:
         `at` is in seconds. It may be logged again.
         """
         with self._lock, self._reaching():
-            client, entities = self._client(), model_registry.load_mlflow().entities
-            experiment = self._experiment()
+            client, experiment = self._client(), self._experiment()
             parent = parent_run.whole(client, experiment, self.swarm)
             stamp = int(at * 1000)
-            rows = [entities.Metric(*one) for one in parent_run.mean_rewards(client, experiment, parent)]
-            rows += [entities.Metric(n, v, stamp, step) for n, line in figures.items() for step, v in line]
+            rows = parent_run.mean_rewards(client, experiment, parent)
+            rows += [(name, v, stamp, step) for name, line in figures.items() for step, v in line]
             self._send(str(parent.info.run_id), rows)
 
     def register(self, checkpoint: Path, round: int, *, tags: Mapping[str, str] | None = None) -> int:
@@ -266,14 +265,14 @@ class Tracker:
     def _log(self, values: Sequence[tuple[str, float, float, int]]) -> None:
         run = self.start()
         with self._lock, self._reaching():
-            metric = model_registry.load_mlflow().entities.Metric
-            self._send(run, [metric(name, value, int(at * 1000), step) for name, value, at, step in values])
+            self._send(run, [(name, value, int(at * 1000), step) for name, value, at, step in values])
 
-    def _send(self, run: str, rows: Sequence[Any]) -> None:
-        for row in rows:
-            check(row.key, row.value)
+    def _send(self, run: str, values: Sequence[tuple[str, float, int, int]]) -> None:
+        """Log values as (name, value, time in milliseconds, step)."""
+        for name, value, _, _ in values:
+            check(name, value)
         metric = model_registry.load_mlflow().entities.Metric
-        rows = [metric(encoded(row.key), row.value, row.timestamp, row.step) for row in rows]
+        rows = [metric(encoded(name), value, ms, step) for name, value, ms, step in values]
         for start in range(0, len(rows), METRICS_AT_ONCE):
             self._client().log_batch(run, metrics=rows[start : start + METRICS_AT_ONCE])
 
