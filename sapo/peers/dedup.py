@@ -112,10 +112,8 @@ class DedupIndex:
 
 
 def fingerprint(group: Group) -> str:
-    """A group's content, whoever signed it: `<question>:<texts>`, hashes cut short, the texts' in order.
-
-    Of seed and index only the sum counts, for both name one entry; of a text letters and digits.
-    """
+    """A group's content, whoever signed it: `<question>:<texts>`, hashes cut short, the texts' in order. Of
+    seed and index only the sum counts, for both name one entry; of a text letters and digits."""
     texts = sorted(sha256(_said(completion.text))[:_DIGITS] for completion in group.completions)
     return f"{_question(group.recipe)}:{''.join(texts)}"
 

@@ -85,10 +85,8 @@ class Refusals:
         self._more: Counter[tuple[str, str]] = Counter()
 
     def note(self, refused: Refused, received: Received) -> None:
-        """Count a refused record, and keep a sample of it where there is none of this peer and reason yet.
-
-        It counts for the key that signed it, and for no one if no signature held.
-        """
+        """Count a refused record, and keep a sample of it where there is none of this peer and reason yet. It
+        counts for the key that signed it, and for no one if no signature held."""
         self._reasons[refused.code] += 1
         if refused.code == "own_name" and not self._told:
             self._told = True
@@ -110,9 +108,7 @@ class Refusals:
 
     def _sample(self, author: str, reason: str, row: Callable[[], RefusalRow], count: int = 1) -> None:
         """Let a row stand for so many refusals: one of the author's own or, where many have one, all others'.
-
-        Few rows are kept of many refusals, so `row` is only made for one that is.
-        """
+        Few rows are kept of many refusals, so `row` is only made for one that is."""
         own = (author, reason)
         place = own if own in self._rows or len(self._rows) < ROWS else (ALL_OTHERS, reason)
         if place in self._rows:

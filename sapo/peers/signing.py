@@ -43,10 +43,8 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> "Identity":
-        """The key in a PEM file (PKCS #8, mode 600), made there first if the file does not exist.
-
-        Raises `UserError` when the file is damaged, holds another kind of key, or others may read it.
-        """
+        """The key in a PEM file (PKCS #8, mode 600), made there first if the file does not exist. Raises
+        `UserError` when the file is damaged, holds another kind of key, or others may read it."""
         try:
             if not path.exists():
                 # where another process was first, its key is the node's
@@ -94,10 +92,8 @@ class Identity:
         return self._private.sign(data).hex()
 
     def secret(self, purpose: str) -> str:
-        """64 hex digits that are secret without the private key, the same for equal purposes.
-
-        Derived from a signature (Ed25519 makes one of equal data), which must stay secret.
-        """
+        """64 hex digits that are secret without the private key, the same for equal purposes. Derived from a
+        signature (Ed25519 makes one of equal data), which must stay secret."""
         return sha256(self.sign(canonical(["sapo secret", purpose]).encode()))
 
 

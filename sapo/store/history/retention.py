@@ -29,10 +29,8 @@ class Cut:
 
 
 def cuts(config: Config, home: Home, store: Store) -> list[Cut]:
-    """A cut for each node that lives in this home; others are not this home's to cut.
-
-    Raises `Unavailable` when the store cannot be reached.
-    """
+    """A cut for each node that lives in this home; others are not this home's to cut. Raises `Unavailable`
+    when the store cannot be reached."""
     names = sorted({*home.here(config), *home.node_names()}, key=lambda name: (len(name), name))
     table = store.find("training") if config.history.keep_rounds else None
     return [_cut(config, home, table, name) for name in names if not home.moved(name).exists()]
@@ -65,10 +63,8 @@ def _cut(config: Config, home: Home, table: DeltaTable | None, node: str) -> Cut
 
 
 def _origin(home: Home, node: str, incarnation: str, table: DeltaTable) -> Checkpoint | None:
-    """The oldest whole checkpoint of an incarnation from which the history goes on.
-
-    Older ones that were restored from a backup may lie beside it: rounds after them are cut already.
-    """
+    """The oldest whole checkpoint of an incarnation from which the history goes on. Older ones that were
+    restored from a backup may lie beside it: rounds after them are cut already."""
     for path in checkpoint.paths(home.checkpoints(node)):
         try:
             found = checkpoint.verify(path)

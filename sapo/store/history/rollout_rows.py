@@ -57,10 +57,8 @@ def rollout_rows(received: Received, group: Group) -> list[dict[str, Any]]:
 
 
 def _without_column(record: Record, version: int, *elsewhere: str) -> dict[str, Any]:
-    """Fields of a record of a schema version that have no column, known or not.
-
-    Not even an empty one is left out: the release before rebuilds the signed bytes without knowing of it.
-    """
+    """Fields of a record of a schema version that have no column, known or not. Not even an empty one is left
+    out: the release before rebuilds the signed bytes without knowing of it."""
     unknown = record.model_extra or {}
     later = {name for name, since in record.ADDED.items() if since > version}
     values = record.model_dump(mode="json", exclude=later | set(elsewhere))

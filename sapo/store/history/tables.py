@@ -164,11 +164,8 @@ class Store:
         return {**REMOTE, **conditional, **self.options}
 
     def find(self, name: TableName) -> DeltaTable | None:
-        """The table at its newest version, or None where there is none yet.
-
-        Raises `Unavailable` when the store cannot be reached, `UserError` when the table is of another schema
-        version.
-        """
+        """The table at its newest version, or None where there is none yet. Raises `Unavailable` when the
+        store cannot be reached, `UserError` when the table is of another schema version."""
         uri = self.table_uri(name)
         try:
             table = DeltaTable(uri, storage_options=self.storage_options())

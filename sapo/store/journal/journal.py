@@ -110,9 +110,7 @@ class Journal:
 
     def commit_groups(self, round: int, groups: Sequence[SignedGroup], publish: Collection[str]) -> None:
         """Transaction 1: the round's own groups, in order; those named in `publish` are owed to the bus.
-
-        Raises `JournalError` unless the round before is finished and every id of `publish` is in `groups`.
-        """
+        Raises `JournalError` unless the round before is finished and every id of `publish` is in `groups`."""
         strangers = set(publish) - {group.group_id for group in groups}
         if strangers:
             raise JournalError(f"round {round}: cannot publish {min(strangers)}, it is not in the groups")
@@ -425,9 +423,7 @@ class Journal:
 
     def forget(self, before: int) -> int:
         """Delete rounds before this one, once nothing is owed of them; for a journal without checkpoints.
-
-        Returns how many rounds were deleted.
-        """
+        Returns how many rounds were deleted."""
         with self._transaction() as db:
             return forget_rounds(db, before)
 

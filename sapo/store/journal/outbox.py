@@ -68,10 +68,8 @@ class PublishSink:
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """How many obligations go to a sink at once, and how long the oldest may wait for more, in seconds.
-
-    A lane that waits for more is not woken by every kick: it looks when the time is up, or every second.
-    """
+    """How many obligations go to a sink at once, and how long the oldest may wait for more, in seconds. A
+    lane that waits for more is not woken by every kick: it looks when the time is up, or every second."""
 
     items: int = 64
     flush_s: float = 0.0
@@ -180,10 +178,8 @@ class SinkWorker:
 
 
 class Deliverer:
-    """Runs one lane per sink in background threads, from construction until `close`.
-
-    `plans` replaces the batch sizes and waiting times of `PLANS` for single kinds.
-    """
+    """Runs one lane per sink in background threads, from construction until `close`. `plans` replaces the
+    batch sizes and waiting times of `PLANS` for single kinds."""
 
     def __init__(
         self,

@@ -39,10 +39,8 @@ class Version:
 
 
 def find(uri: str, name: str, which: str) -> Version:
-    """The version of a registered model that `which` names: a number, an alias, or `latest`.
-
-    Raises `UserError` where there is none, `Unavailable` when MLflow is away.
-    """
+    """The version of a registered model that `which` names: a number, an alias, or `latest`. Raises
+    `UserError` where there is none, `Unavailable` when MLflow is away."""
     known = versions_of(uri, name)
     field, value = "MODEL", f"models:/{name}{'/' if which.isdecimal() else '@'}{which}"
     if not known:
@@ -59,10 +57,8 @@ def find(uri: str, name: str, which: str) -> Version:
 
 
 def versions_of(uri: str, name: str) -> list[Version]:
-    """All versions of a registered model, oldest first; none of a store that was not made yet.
-
-    Raises `Unavailable` when MLflow is away.
-    """
+    """All versions of a registered model, oldest first; none of a store that was not made yet. Raises
+    `Unavailable` when MLflow is away."""
     kind, sign, file = uri.partition(":///")
     # SQLAlchemy takes the path as it is, without any quoting, up to a question mark
     if sign and kind == "sqlite" and not Path(file.partition("?")[0]).exists():

@@ -95,10 +95,8 @@ class Tracker:
         self._rollouts: sample_table.Table | None = None
 
     def start(self) -> str:
-        """Find or create the experiment and this incarnation's run, mark it running; returns its id.
-
-        A run that is only added to afterwards stays marked as it is.
-        """
+        """Find or create the experiment and this incarnation's run, mark it running; returns its id. A run
+        that is only added to afterwards stays marked as it is."""
         with self._lock, self._reaching():
             if self._known_run is None:
                 self._known_run = self._find_or_create_run()
@@ -143,10 +141,8 @@ class Tracker:
             self._client().log_batch(run, tags=[entities.RunTag(key, value) for key, value in tags.items()])
 
     def end(self, status: str = "FINISHED", at: float | None = None) -> None:
-        """Mark the run as over: `FINISHED`, `KILLED` (stopped, may be resumed) or `FAILED`.
-
-        `at` is in seconds; now when not given.
-        """
+        """Mark the run as over: `FINISHED`, `KILLED` (stopped, may be resumed) or `FAILED`. `at` is in
+        seconds; now when not given."""
         run = self.start()
         with self._lock, self._reaching():
             self._client().set_terminated(run, status, None if at is None else int(at * 1000))
@@ -348,10 +344,8 @@ class Tracker:
         return str(found.experiment_id)
 
     def _version(self, round: int) -> Any:
-        """The version of a round, or None.
-
-        A server that hung may have answered a request after its retry, and made two: the later one goes.
-        """
+        """The version of a round, or None. A server that hung may have answered a request after its retry,
+        and made two: the later one goes."""
         tags = {INCARNATION: self.incarnation, ROUND: str(round)}
         terms = [f"name = '{self.model_name}'", *(f"tag.`{key}` = '{value}'" for key, value in tags.items())]
         found = sorted(
