@@ -20,7 +20,7 @@ if __name__ == "__main__":
     parser(__doc__).parse_args()
 
 import pyarrow.parquet as pq
-from history_rounds import INCARNATION, NODE, PER_ROUND, SWARM, Owed, Rounds
+from history_rounds import INCARNATION, NODE, PER_ROUND, SWARM, Rounds, due
 
 from sapo.core.config.load import load
 from sapo.store.history.data_files import footprint
@@ -62,7 +62,7 @@ def fill(store: Store, rounds: int, sizes: Sizes, *, maintained: bool) -> None:
     for count, first in enumerate(range(0, rounds, sizes.per_commit), start=1):
         last = min(first + sizes.per_commit, rounds)
         made = Rounds(first, last, chain)
-        sink.deliver([Owed(round) for round in range(first, last)], made)
+        sink.deliver([due(round) for round in range(first, last)], made)
         chain = made.chain
         if maintained and (count % sizes.commits == 0 or last == rounds - sizes.since * sizes.per_commit):
             maintain_table(CONFIG, store, "training", [])

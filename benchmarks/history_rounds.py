@@ -3,12 +3,11 @@
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from sapo.core.config.load import load
 from sapo.core.types import Batch, BatchGroup, Recipe, RoundResult, Sample, canonical, chained
-from sapo.store.journal.rows import ChainLink, PoolEvent, RefusalRow
+from sapo.store.journal.rows import ChainLink, OutboxItem, PoolEvent, RefusalRow
 
 SWARM, NODE, INCARNATION = "bench", "n0", "0123456789abcdef"
 COMPLETIONS = 4
@@ -23,11 +22,9 @@ LEARN, GUARD = canonical(TINY.learn.model_dump(mode="json")), canonical(TINY.gua
 TASK = TINY.tasks[0]
 
 
-@dataclass(frozen=True)
-class Owed:
+def due(round: int) -> OutboxItem:
     """A round that is to be delivered."""
-
-    round: int
+    return OutboxItem(seq=round, kind="training", round=round, ref="")
 
 
 class Rounds:

@@ -26,7 +26,7 @@ from sapo.core.types import SignedGroup
 from sapo.experiments.grid import identity
 from sapo.node.round import NodeRuntime
 from sapo.peers.signing import Identity
-from sapo.store.journal.publish_sink import PublishSink
+from sapo.store.journal.outbox import PublishSink
 from sapo.tasks.workers import TaskWorkers
 
 PARTITIONS = 4

@@ -9,6 +9,7 @@ same round with what a long run needs beside it: a journal, so that nothing is l
 what peers may send, and a history from which every update can be made again.
 """
 
+import secrets
 import statistics
 import sys
 import time
@@ -24,7 +25,7 @@ from sapo.node.batch import batch_group
 from sapo.node.scoring import score_groups
 from sapo.peers import sampling
 from sapo.peers.pool import Entry, Verdict
-from sapo.peers.signing import Identity, new_incarnation, seal, unseal
+from sapo.peers.signing import Identity, seal, unseal
 from sapo.policy.engines import open_engine
 from sapo.policy.initial import load_initial
 from sapo.tasks.questions import QuestionStream
@@ -46,7 +47,7 @@ class Node:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.identity, self.incarnation = Identity.new(), new_incarnation()
+        self.identity, self.incarnation = Identity.new(), secrets.token_hex(8)
         self.policy = load_initial(config, self.workers, default_cache())
         self.engine = open_engine(config, self.policy)
         self.learner = Learner(self.policy.model, config.learn, temperature=config.generate.temperature)

@@ -3,7 +3,6 @@
 import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from sapo.peers.signing import Identity, seal
 from sapo.store.history.rounds import RecordedRound, Recording
 from sapo.store.history.tables import Store
 from sapo.store.history.training_sink import TrainingSink
-from sapo.store.journal.rows import ChainLink, Event, PoolEvent, RefusalRow
+from sapo.store.journal.rows import ChainLink, Event, OutboxItem, PoolEvent, RefusalRow
 
 IDENTITY = Identity.new()
 INCARNATION = "0123456789abcdef"
@@ -130,12 +129,9 @@ def movement(group: BatchGroup, event: Event) -> PoolEvent:
     )
 
 
-@dataclass(frozen=True)
-class Owed:
+def due(round: int, ref: str = "") -> OutboxItem:
     """An owed round, as the journal names it."""
-
-    round: int
-    ref: str = ""
+    return OutboxItem(seq=round, kind="training", round=round, ref=ref)
 
 
 @cache
@@ -191,7 +187,7 @@ def sink(store: Store, node: str = "n0") -> TrainingSink:
 
 def deliver(store: Store, *rounds: int, node: str = "n0") -> None:
     books = Books(*(batch(round, node=node) for round in rounds))
-    sink(store, node).deliver([Owed(round) for round in rounds], books)
+    sink(store, node).deliver([due(round) for round in rounds], books)
 
 
 def batches(

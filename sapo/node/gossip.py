@@ -31,7 +31,8 @@ from sapo.policy.exchange import Unusable, checked
 from sapo.policy.kept_files import SUFFIX, KeptFiles
 from sapo.policy.models import LoadedPolicy
 from sapo.store.file_store import FileStore, NotFetched
-from sapo.store.journal.journal import Journal, OutboxItem
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import OutboxItem
 
 log = logging.getLogger(__name__)
 

@@ -48,8 +48,7 @@ from sapo.policy.tokenise import false_ids
 from sapo.store.history import open_store
 from sapo.store.history.training_sink import TrainingSink
 from sapo.store.journal.journal import Journal
-from sapo.store.journal.outbox import Deliverer, FlushPolicy, Sink
-from sapo.store.journal.publish_sink import PublishSink
+from sapo.store.journal.outbox import Deliverer, FlushPolicy, PublishSink, Sink
 from sapo.tasks import sandbox
 from sapo.tasks.pins import missing
 from sapo.tasks.workers import TaskWorkers, open_workers

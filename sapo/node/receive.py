@@ -21,8 +21,8 @@ from sapo.peers.pool import Entry, Pool, Verdict
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals, is_signed
 from sapo.peers.resend_guard import KeyCloneDetector
-from sapo.store.journal.journal import Journal, PoolRow, SeenGroup
-from sapo.store.journal.rows import PeerUpdates
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import PeerUpdates, PoolRow, SeenGroup
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from sapo.policy import checkpoint, models
 from sapo.policy.kept_files import KeptFiles
 from sapo.policy.models import LoadedPolicy
 from sapo.provenance.reexecute import Mismatch, Repeater, load, settings_kept
-from sapo.store.journal.journal import Journal, JournalError
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import JournalError
 
 log = logging.getLogger(__name__)
 

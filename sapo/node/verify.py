@@ -105,7 +105,7 @@ class PeerVerifier:
         self.refusals.note(Refused(reason, "found when it was verified", entry.group), entry.received)
         if reason in PROVEN:
             self.quotas.fault(entry.group.key, reason)
-        return Verdict.bad(reason)
+        return Verdict(reason=reason)
 
 
 def _claim(group: Group) -> PeerGroup:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from sapo.bus.base import MAX_KEPT_BYTES, Bus, Gap, Limits, Malformed, Poll, Positions
+from sapo.bus.base import MAX_KEPT_BYTES, Bus, Gap, Limits, Poll, Positions
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused, UserError
 from sapo.core.rng import rng
@@ -21,11 +21,11 @@ from sapo.core.types import Group, Received
 from sapo.peers.announcements import is_announcement
 from sapo.peers.announcements import read as announced
 from sapo.peers.group_rules import keeps_to
-from sapo.peers.rejections import is_signed
+from sapo.peers.rejections import is_signed, malformed, refusal
 from sapo.peers.signing import unseal
 from sapo.store.history.data_files import columns_of
 from sapo.store.history.held_groups import HeldGroups
-from sapo.store.history.rollout_rows import rollout_rows, split_position
+from sapo.store.history.rollout_rows import quarantine_row, rollout_rows
 from sapo.store.history.tables import QUARANTINE, ROLLOUTS, Store, commit, until_committed
 
 log = logging.getLogger(__name__)
@@ -185,10 +185,14 @@ class Archiver:
         """Record what is refused or lost, once; before the positions move on, so that none is forgotten."""
         if poll.gaps or poll.malformed or refused:
             now = self.clock()
-            found = [("", self._malformed_row(one, now)) for one in poll.malformed]
+            found: list[tuple[str, dict[str, Any]]] = []
+            for one in poll.malformed:
+                row = quarantine_row(malformed(one, now, MAX_KEPT_BYTES), self.swarm)
+                found.append(("", row | {"end_offset": one.end}))
             for received, reason in refused:
                 author = received.signed.key if is_signed(reason) else ""
-                found.append((author, self._refused_row(received, reason, now)))
+                row = quarantine_row(refusal(reason, received, now, MAX_KEPT_BYTES), self.swarm)
+                found.append((author, row))
             uri = self.store.table_uri("quarantine")
             until_committed(uri, lambda: self._attempt_quarantine(found, poll.gaps, moved, now))
 
@@ -215,49 +219,17 @@ class Archiver:
             return True
         return True if commit(table, pa.Table.from_pylist(due, schema=QUARANTINE), marks) else None
 
-    def _place(self, partition: str, first: int, end: int, now: float) -> dict[str, Any]:
+    def _gap_row(self, gap: Gap, now: float) -> dict[str, Any]:
         return {
             "swarm": self.swarm,
-            "partition": partition,
-            "offset": first,
-            "end_offset": end,
+            "partition": gap.partition,
+            "offset": gap.first,
+            "end_offset": gap.end,
             "found_at": now,
             "payload_bytes": 0,
-        }
-
-    def _gap_row(self, gap: Gap, now: float) -> dict[str, Any]:
-        return self._place(gap.partition, gap.first, gap.end, now) | {
             "reason": "gap",
             "count": 1,
             "detail": f"{gap.end - gap.first} records were gone before they could be archived",
-        }
-
-    def _malformed_row(self, found: Malformed, now: float) -> dict[str, Any]:
-        partition, offset = split_position(found.bus_position)
-        return self._place(partition, offset, found.end, now) | {
-            "reason": "malformed_record",
-            "detail": "no signed group at all",
-            "count": found.count,
-            "bus_position": found.bus_position,
-            "payload": found.payload,
-            "payload_bytes": found.payload_bytes,
-        }
-
-    def _refused_row(self, received: Received, reason: Refused, now: float) -> dict[str, Any]:
-        partition, offset = split_position(received.bus_position)
-        signed = received.signed
-        return self._place(partition, offset, offset + 1, now) | {
-            "reason": reason.code,
-            "detail": reason.detail,
-            "count": 1,
-            "bus_position": received.bus_position,
-            "published_at": received.timestamp,
-            "group_id": signed.group_id,
-            "content_sha256": signed.content_sha256,
-            "key": signed.key,
-            "signature": signed.signature,
-            "payload": signed.payload[:MAX_KEPT_BYTES],
-            "payload_bytes": len(signed.payload),
         }
 
 

@@ -39,7 +39,8 @@ from sapo.ops.process_group import (
     read_progress,
 )
 from sapo.ops.services import Running, ServiceFailed
-from sapo.store.journal.journal import Journal, JournalError
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import JournalError
 
 SWARM_GRACE_S = NODE_GRACE_S + ARCHIVE_GRACE_S + 1.0
 SWARM_RESTARTS = 2

@@ -112,26 +112,26 @@ class Admission:
             same_author=met.key == group.key,
         )
 
-    def _check_envelope(self, signed: SignedGroup) -> str | None:
-        """What needs no signature; the digest of what was met before under this id."""
+    def _check_envelope(self, signed: SignedGroup) -> SeenGroup | None:
+        """What needs no signature; what was met before under this id."""
         if signed.group_id in self.dropped:
             raise Refused("duplicate")
         if signed.key in self.blocked:
             raise Refused("blocked")
         check_size(signed, self.manifest)
-        known = self.pool.seen.digest(signed.group_id)
-        if known == signed.content_sha256:
+        known = self.pool.seen.get(signed.group_id)
+        if known is not None and known.content_sha256 == signed.content_sha256:
             raise Refused("own_echo" if signed.key == self.key else "duplicate")
         return known
 
-    def _check_author(self, group: Group, timestamp: float, known: str | None) -> None:
+    def _check_author(self, group: Group, timestamp: float, known: SeenGroup | None) -> None:
         if group.key == self.key:
             if known is None and self.may_be_own(group, timestamp):
                 raise Refused("own_echo")
             place = f"round {group.round} of incarnation {group.incarnation}"
             raise Refused("own_key", f"{place}, not made here", group)
         if known is not None:
-            raise Refused("equivocation", f"{group.group_id} was {known} before", group)
+            raise Refused("equivocation", f"{group.group_id} was {known.content_sha256} before", group)
 
     def _check_age(self, group: Group, age: float) -> None:
         most = self.pool.config.max_age_s

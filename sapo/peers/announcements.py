@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 
 from sapo.core.errors import Refused
 from sapo.core.types import Count, Hex64, Incarnation, Name, Received, Record, SignedGroup, canonical, sha256
-from sapo.peers.signing import Identity, refuse_unsigned
+from sapo.peers.signing import Identity, refuse_unsigned, sealed
 
 PREFIX = b'{"announcement":'
 MAX_BYTES = 2048
@@ -61,14 +61,7 @@ def is_announcement(received: Received) -> bool:
 def announce(announcement: Announcement, identity: Identity) -> SignedGroup:
     """The announcement as it travels: equal ones are the same bytes."""
     payload = announcement.canonical().encode()
-    digest = sha256(payload)
-    return SignedGroup(
-        group_id=digest,
-        content_sha256=digest,
-        key=identity.key,
-        signature=identity.sign(payload),
-        payload=payload,
-    )
+    return sealed(payload, identity, sha256(payload))
 
 
 def read(signed: SignedGroup, swarm: str) -> Announcement:
@@ -101,7 +94,6 @@ class Heard:
     at: int
 
     def to_json(self) -> str:
-        """As JSON."""
         return canonical([self.at, self.announcement.model_dump(mode="json")])
 
     @classmethod

@@ -95,10 +95,8 @@ def known(home: Home, nodes: Iterable[str]) -> dict[str, set[str]]:
 
 
 def meant(text: str, authors: Mapping[str, Iterable[str]]) -> list[str]:
-    """Keys of the authors that `text` may mean, sorted; `authors` have their names by key.
-
-    A whole key means its owner alone, whatever others call themselves.
-    """
+    """Keys of the authors that `text` may mean, sorted; `authors` have their names by key. A whole key means
+    its owner alone, whatever others call themselves."""
     begun = {key for key in authors if text and key.startswith(text.lower())}
     named = {key for key, names in authors.items() if text in names}
     return sorted(begun if text.lower() in begun else begun | named)

@@ -66,11 +66,6 @@ class DedupIndex:
         if len(self._met) > self._limit:
             self._make_room()
 
-    def digest(self, group_id: str) -> str | None:
-        """`content_sha256` of the group with this id, if it is remembered."""
-        met = self._met.get(group_id)
-        return None if met is None else met.content_sha256
-
     def holds(self, content_sha256: str) -> bool:
         """Whether a group of this very content is remembered."""
         return content_sha256 in self._contents
@@ -117,10 +112,8 @@ class DedupIndex:
 
 
 def fingerprint(group: Group) -> str:
-    """A group's content, whoever signed it: `<question>:<texts>`, hashes cut short, the texts' in order.
-
-    Of seed and index only the sum counts, for both name one entry; of a text letters and digits.
-    """
+    """A group's content, whoever signed it: `<question>:<texts>`, hashes cut short, the texts' in order. Of
+    seed and index only the sum counts, for both name one entry; of a text letters and digits."""
     texts = sorted(sha256(_said(completion.text))[:_DIGITS] for completion in group.completions)
     return f"{_question(group.recipe)}:{''.join(texts)}"
 

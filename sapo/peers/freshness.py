@@ -58,10 +58,8 @@ class Freshness:
         return replace(draw, chosen=chosen, shortfall=want - len(chosen))
 
     def learned(self, gaps: Iterable[tuple[str, float]], finished: float) -> None:
-        """Note a round's end, and by how much less probable than own answers each group's are.
-
-        `gaps` are the groups' authors with that number, in nats per token.
-        """
+        """Note a round's end, and by how much less probable than own answers each group's are. `gaps` are the
+        groups' authors with that number, in nats per token."""
         self._ends = [*self._ends, finished][-ROUNDS:]
         found: dict[str, list[float]] = {}
         for author, gap in gaps:

@@ -25,8 +25,6 @@ class BackedUp(Record):
 
 
 class Backup(Record):
-    """What a backup's file holds."""
-
     format: Literal[1] = 1
     keys: Annotated[tuple[BackedUp, ...], Field(min_length=1)]
 

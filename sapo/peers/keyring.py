@@ -51,17 +51,13 @@ class Card(Record):
 
 @dataclass(frozen=True, slots=True)
 class KeyAndCard:
-    """A key and its card."""
-
     identity: Identity
     card: Card
 
 
 def data_folder() -> Path:
     """Where keys are kept for good: `$SAPO_KEYS`, else a folder `sapo/keys` where the system keeps data.
-
-    Raises `UserError` where that is in the home folder of a user who has none.
-    """
+    Raises `UserError` where that is in the home folder of a user who has none."""
     named = os.environ.get("SAPO_KEYS")
     usual = "~/Library/Application Support" if sys.platform == "darwin" else "~/.local/share"
     place = named or os.path.join(os.environ.get("XDG_DATA_HOME") or usual, "sapo", "keys")

@@ -164,6 +164,5 @@ def loudest(phrases: Iterable[Phrase]) -> list[Phrase]:
 
 
 def _shorten(kept: dict[Name, Any], most: int) -> None:
-    """Forget what was noted first."""
     for name in list(islice(kept, max(0, len(kept) - most))):
         del kept[name]

@@ -37,15 +37,10 @@ class Verdict(Record):
     """Why the group is not used, such as `question_mismatch`; a `substandard` one still has outcomes."""
 
     @classmethod
-    def bad(cls, reason: str) -> Self:
-        """A group that cannot be used, whatever its completions say."""
-        return cls(reason=reason)
-
-    @classmethod
     def at_sight(cls, group: Group) -> Self | None:
         """What needs no verifier: answers that are one text have one score, and teach nothing. Else None."""
         alike = len({completion.text for completion in group.completions}) == 1
-        return cls.bad("uninformative") if alike else None
+        return cls(reason="uninformative") if alike else None
 
     @property
     def scores(self) -> tuple[float | None, ...]:
@@ -66,13 +61,7 @@ class Entry:
 
     @property
     def group_id(self) -> str:
-        """The group's id."""
         return self.received.signed.group_id
-
-    @property
-    def places(self) -> int:
-        """Places that it takes."""
-        return places_of(self.received)
 
     def age(self, now: float) -> float:
         """Seconds since the bus stamped it; clocks that disagree make nothing younger than new."""
@@ -199,7 +188,7 @@ class Pool:
             Claim(
                 entry.group_id,
                 entry.group.key,
-                entry.places,
+                places_of(entry.received),
                 late=entry.group_id in self._new and entry.group.key in often,
             )
             for entry in newest_first

@@ -37,6 +37,35 @@ def is_signed(refused: Refused) -> bool:
     return refused.group is not None or refused.code in AFTER_SIGNATURE
 
 
+def refusal(refused: Refused, received: Received, now: float, most: int) -> RefusalRow:
+    """What is kept of a refused record, with at most so many bytes of its payload."""
+    signed, named = received.signed, ("group_id", "content_sha256", "key", "signature")
+    return RefusalRow(
+        reason=refused.code,
+        detail=refused.detail,
+        count=1,
+        found_at=now,
+        bus_position=received.bus_position,
+        payload_bytes=len(signed.payload),
+        published_at=received.timestamp,
+        payload=signed.payload[:most],
+        **{name: getattr(signed, name) for name in named},
+    )
+
+
+def malformed(found: Malformed, now: float, most: int) -> RefusalRow:
+    """What is kept of bytes that hold no signed group at all, at most so many of them."""
+    return RefusalRow(
+        reason="malformed_record",
+        detail="no signed group at all",
+        count=found.count,
+        found_at=now,
+        bus_position=found.bus_position,
+        payload_bytes=found.payload_bytes,
+        payload=None if found.payload is None else found.payload[:most],
+    )
+
+
 class Refusals:
     """The refusals of the round in hand. `metrics` is asked before `rows`, which begins the next round."""
 
@@ -56,10 +85,8 @@ class Refusals:
         self._more: Counter[tuple[str, str]] = Counter()
 
     def note(self, refused: Refused, received: Received) -> None:
-        """Count a refused record, and keep a sample of it where there is none of this peer and reason yet.
-
-        It counts for the key that signed it, and for no one if no signature held.
-        """
+        """Count a refused record, and keep a sample of it where there is none of this peer and reason yet. It
+        counts for the key that signed it, and for no one if no signature held."""
         self._reasons[refused.code] += 1
         if refused.code == "own_name" and not self._told:
             self._told = True
@@ -71,45 +98,17 @@ class Refusals:
             self._peers[author] += 1
         else:
             self._unproven += 1
-        self._sample(author, refused.code, lambda: self._row(refused, received))
+        self._sample(author, refused.code, lambda: refusal(refused, received, self._clock(), NODE_BYTES))
 
     def note_malformed(self, found: Malformed) -> None:
         """Count what holds no signed group at all."""
         self._reasons["malformed_record"] += found.count
         self._unproven += found.count
-        self._sample("", "malformed_record", lambda: self._malformed(found), found.count)
-
-    def _row(self, refused: Refused, received: Received) -> RefusalRow:
-        signed, named = received.signed, ("group_id", "content_sha256", "key", "signature")
-        return RefusalRow(
-            reason=refused.code,
-            detail=refused.detail,
-            count=1,
-            found_at=self._clock(),
-            bus_position=received.bus_position,
-            payload_bytes=len(signed.payload),
-            published_at=received.timestamp,
-            payload=signed.payload[:NODE_BYTES],
-            **{name: getattr(signed, name) for name in named},
-        )
-
-    def _malformed(self, found: Malformed) -> RefusalRow:
-        payload = None if found.payload is None else found.payload[:NODE_BYTES]
-        return RefusalRow(
-            reason="malformed_record",
-            detail="no signed group at all",
-            count=1,
-            found_at=self._clock(),
-            bus_position=found.bus_position,
-            payload_bytes=found.payload_bytes,
-            payload=payload,
-        )
+        self._sample("", "malformed_record", lambda: malformed(found, self._clock(), NODE_BYTES), found.count)
 
     def _sample(self, author: str, reason: str, row: Callable[[], RefusalRow], count: int = 1) -> None:
         """Let a row stand for so many refusals: one of the author's own or, where many have one, all others'.
-
-        Few rows are kept of many refusals, so `row` is only made for one that is.
-        """
+        Few rows are kept of many refusals, so `row` is only made for one that is."""
         own = (author, reason)
         place = own if own in self._rows or len(self._rows) < ROWS else (ALL_OTHERS, reason)
         if place in self._rows:

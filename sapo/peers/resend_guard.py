@@ -16,7 +16,8 @@ from dataclasses import astuple, dataclass, field
 from sapo.core.errors import Refused
 from sapo.core.shares import EQUAL, Claim, Shares, over
 from sapo.core.types import Group, Received, canonical
-from sapo.store.journal.journal import Journal, JournalError
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import JournalError
 
 log = logging.getLogger(__name__)
 

@@ -46,10 +46,8 @@ def information(scores: Scores) -> float:
 
 
 def sample_self(count: int, want: int, rng: random.Random, useful: Sequence[bool] | None = None) -> list[int]:
-    """I of B: the places, ascending, of `want` of `count` own groups, drawn uniformly; at most all.
-
-    With `useful`, one flag per group, those that are come first; the others fill what is left.
-    """
+    """I of B: the places, ascending, of `want` of `count` own groups, drawn uniformly; at most all. With
+    `useful`, one flag per group, those that are come first; the others fill what is left."""
     order = rng.sample(range(count), count if useful else min(want, count))
     if useful:
         order.sort(key=lambda place: not useful[place])  # stable: either part stays in random order
@@ -106,10 +104,8 @@ Ready = Callable[[Entry, Sequence[Entry]], bool]
 
 
 def informative_share(scores: Sequence[Scores], tolerance: float) -> float:
-    """Which part of groups with such scores is informative, as a guess for others; at least `LEAST_SHARE`.
-
-    A node asks its own answers, which a round that is begun again has again: the draw is then the same.
-    """
+    """Which part of groups with such scores is informative, as a guess for others; at least `LEAST_SHARE`. A
+    node asks its own answers, which a round that is begun again has again: the draw is then the same."""
     useful = sum(informative(row, tolerance) for row in scores)
     return max(LEAST_SHARE, useful / len(scores)) if scores else 1.0
 
@@ -126,10 +122,8 @@ def uniform(entries: Sequence[Entry], rng: random.Random) -> list[Entry]:
 
 
 def round_robin(entries: Sequence[Entry], rng: random.Random) -> list[Entry]:
-    """A random permutation with authors in turn: one entry of each, then a second of each, and so on.
-
-    An author's share of a draw thus goes by how many authors there are, not by how much it publishes.
-    """
+    """A random permutation with authors in turn: one entry of each, then a second of each, and so on. An
+    author's share of a draw thus goes by how many authors there are, not by how much it publishes."""
     return in_turns(entries, lambda entry: entry.group.key, rng)
 
 

@@ -1,6 +1,5 @@
 """Keys, incarnations and signatures: who made a group, and that it is unchanged since."""
 
-import os
 import stat
 from functools import lru_cache
 from pathlib import Path
@@ -44,10 +43,8 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> "Identity":
-        """The key in a PEM file (PKCS #8, mode 600), made there first if the file does not exist.
-
-        Raises `UserError` when the file is damaged, holds another kind of key, or others may read it.
-        """
+        """The key in a PEM file (PKCS #8, mode 600), made there first if the file does not exist. Raises
+        `UserError` when the file is damaged, holds another kind of key, or others may read it."""
         try:
             if not path.exists():
                 # where another process was first, its key is the node's
@@ -95,10 +92,8 @@ class Identity:
         return self._private.sign(data).hex()
 
     def secret(self, purpose: str) -> str:
-        """64 hex digits that are secret without the private key, the same for equal purposes.
-
-        Derived from a signature (Ed25519 makes one of equal data), which must stay secret.
-        """
+        """64 hex digits that are secret without the private key, the same for equal purposes. Derived from a
+        signature (Ed25519 makes one of equal data), which must stay secret."""
         return sha256(self.sign(canonical(["sapo secret", purpose]).encode()))
 
 
@@ -117,11 +112,6 @@ def refuse_readable(path: Path, field: str) -> None:
 def _unusable(path: Path, error: OSError) -> UserError:
     problem = error.strerror or str(error)
     return UserError("key file", str(path), problem, "make the folder writable for this user")
-
-
-def new_incarnation() -> str:
-    """16 random hex digits, minted with each new journal: names of a lost journal can't come back."""
-    return os.urandom(8).hex()
 
 
 def verify(key: str, signature: str, data: bytes) -> bool:
@@ -144,9 +134,13 @@ def seal(group: Group, identity: Identity) -> SignedGroup:
     """Sign a group's canonical bytes. Raises `ValueError` for a group that names another author's key."""
     if group.key != identity.key:
         raise ValueError("a group is signed by the key it names")
-    payload = group.canonical().encode()
+    return sealed(group.canonical().encode(), identity, group.group_id)
+
+
+def sealed(payload: bytes, identity: Identity, group_id: str) -> SignedGroup:
+    """A payload in its envelope, signed."""
     return SignedGroup(
-        group_id=group.group_id,
+        group_id=group_id,
         content_sha256=sha256(payload),
         key=identity.key,
         signature=identity.sign(payload),

@@ -17,7 +17,8 @@ from sapo.policy.checkpoint import BrokenCheckpoint
 from sapo.provenance.reexecute import Mismatch
 from sapo.provenance.replay import Replay
 from sapo.store.history.rounds import RecordedRound
-from sapo.store.journal.journal import Journal, JournalError
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import JournalError
 
 Progress = Callable[[str, int, int], None]
 """Told a label, and how many of how many rounds are repeated."""

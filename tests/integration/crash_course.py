@@ -27,8 +27,7 @@ from sapo.policy import models
 from sapo.store.history import open_store
 from sapo.store.history.training_sink import TrainingSink
 from sapo.store.journal.journal import rounds_made
-from sapo.store.journal.outbox import FlushPolicy, Sink, SinkWorker
-from sapo.store.journal.publish_sink import PublishSink
+from sapo.store.journal.outbox import FlushPolicy, PublishSink, Sink, SinkWorker
 from sapo.store.tracking.sinks import TrackSink, VersionSink
 from sapo.store.tracking.tracker import Tracker
 from sapo.tasks.questions import QuestionStream

@@ -15,7 +15,8 @@ from sapo.ops.archiver import Archiver
 from sapo.store.history import query
 from sapo.store.history.tables import Store
 from sapo.store.history.training_sink import TrainingSink
-from sapo.store.journal.journal import Journal, PoolRow
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import PoolRow
 
 pytestmark = [pytest.mark.core, pytest.mark.faults]
 KILLS = 5

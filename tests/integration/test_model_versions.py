@@ -12,7 +12,7 @@ from typing import Any
 import mlflow
 import pytest
 import torch
-from history_samples import INCARNATION, Owed
+from history_samples import INCARNATION, due
 from mlflow import MlflowClient
 from mlflow_runs import experiment
 from prefect_server import mlflow_server
@@ -82,9 +82,9 @@ def test_a_version_is_registered_once_and_loads_by_latest_without_a_server(
     first, _ = saved(tmp_path, 100)
     last, model = saved(tmp_path, 200)
     sink = VersionSink(tracker(server, "n0"), plain)
-    sink.deliver([Owed(100, str(first))], JOURNAL)
-    sink.deliver([Owed(100, str(first)), Owed(200, str(last))], JOURNAL)
-    VersionSink(tracker(server, "n0"), plain).deliver([Owed(200, str(last))], JOURNAL)
+    sink.deliver([due(100, str(first))], JOURNAL)
+    sink.deliver([due(100, str(first)), due(200, str(last))], JOURNAL)
+    VersionSink(tracker(server, "n0"), plain).deliver([due(200, str(last))], JOURNAL)
     shutil.rmtree(tmp_path)
 
     store = f"sqlite:///{server.home}/mlflow.db"
@@ -121,7 +121,7 @@ def test_a_version_answers_messages_under_its_prompt_which_its_tag_and_card_say(
     )
     whole = partial(models.export, config=config, cache=tmp_path)
     VersionSink(tracker(server, "n11"), whole, about={"sapo.prompt": config.prompt_text()}).deliver(
-        [Owed(1, str(path))], JOURNAL
+        [due(1, str(path))], JOURNAL
     )
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n11'")
     told = {"system": "add.", "examples": [["1 + 2", "3"]], "template": {}}
@@ -145,7 +145,7 @@ def test_a_version_says_where_the_history_lay_and_the_files_do_not(server: Serve
     path, _ = saved(tmp_path, 1)
     sink = VersionSink(tracker(server, "n8"), plain, "s3://swarms/tiny")
     sink.history_version = lambda: 41
-    sink.deliver([Owed(1, str(path))], JOURNAL)
+    sink.deliver([due(1, str(path))], JOURNAL)
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n8'")
     assert version.tags["sapo.history"] == "s3://swarms/tiny"
     assert version.tags["sapo.history_version"] == "41"
@@ -161,7 +161,7 @@ def test_a_version_whose_last_round_the_journal_has_dropped_is_registered_withou
 
     path, _ = saved(tmp_path, 1)
     journal = SimpleNamespace(link=gone, batch_digest=gone)
-    VersionSink(tracker(server, "n9"), plain).deliver([Owed(1, str(path))], journal)
+    VersionSink(tracker(server, "n9"), plain).deliver([due(1, str(path))], journal)
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n9'")
     assert not {"sapo.chain", "sapo.batches", "sapo.history", "sapo.history_version"} & version.tags.keys()
     assert version.tags["sapo.rounds"] == "0-0"
@@ -169,7 +169,7 @@ def test_a_version_whose_last_round_the_journal_has_dropped_is_registered_withou
 
 def test_the_stored_model_keeps_its_tokenizer_and_holds_nothing_else(server: Server, tmp_path: Path) -> None:
     path, _ = saved(tmp_path, 1)
-    VersionSink(tracker(server, "n1"), plain).deliver([Owed(1, str(path))], JOURNAL)
+    VersionSink(tracker(server, "n1"), plain).deliver([due(1, str(path))], JOURNAL)
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n1'")
     stored = Path(str(version.source).removeprefix("file://"))
     names = {file.name for file in stored.rglob("*")}
@@ -196,8 +196,8 @@ def test_an_interrupted_registration_is_finished_with_the_files_already_stored(
     first.start()
     monkeypatch.setattr(first._client(), "create_model_version", die)
     with pytest.raises(KeyboardInterrupt):
-        VersionSink(first, plain).deliver([Owed(5, str(path))], JOURNAL)
-    VersionSink(tracker(server, "n2"), plain).deliver([Owed(5, str(path))], JOURNAL)
+        VersionSink(first, plain).deliver([due(5, str(path))], JOURNAL)
+    VersionSink(tracker(server, "n2"), plain).deliver([due(5, str(path))], JOURNAL)
     client = MlflowClient(server.url)
     stored = client.search_logged_models(
         [experiment(client, "tiny").experiment_id], "tags.`sapo.node` = 'n2'"
@@ -224,8 +224,8 @@ def test_a_version_that_a_hung_server_made_beside_its_retry_is_dropped(
     monkeypatch.setattr(MlflowClient, "create_model_version", slow)
     sink = VersionSink(tracker(server, "hung"), plain)
     with pytest.raises(Unavailable):
-        sink.deliver([Owed(100, str(found))], JOURNAL)
-    sink.deliver([Owed(100, str(found))], JOURNAL)
+        sink.deliver([due(100, str(found))], JOURNAL)
+    sink.deliver([due(100, str(found))], JOURNAL)
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.hung'")
     assert (version.version, version.tags["sapo.round"]) == ("1", "100")
 
@@ -233,7 +233,7 @@ def test_a_version_that_a_hung_server_made_beside_its_retry_is_dropped(
 def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path: Path) -> None:
     own = tracker(server, "n3")
     paths = {round: saved(tmp_path, round)[0] for round in (1, 2, 3)}
-    VersionSink(own, plain).deliver([Owed(r, str(path)) for r, path in paths.items()], JOURNAL)
+    VersionSink(own, plain).deliver([due(r, str(path)) for r, path in paths.items()], JOURNAL)
     assert own.set_champion({1: 0.90}, "others") == 1
     assert own.set_champion({1: 0.30, 2: 0.40}, "these") == 2
     assert own.set_champion({3: 0.35}, "these") == 2
@@ -248,5 +248,5 @@ def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path
 def test_a_checkpoint_that_is_gone_raises_an_alarm_and_blocks_nothing(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    VersionSink(tracker(server, "n6"), plain).deliver([Owed(1, str(tmp_path / "gone"))], JOURNAL)
+    VersionSink(tracker(server, "n6"), plain).deliver([due(1, str(tmp_path / "gone"))], JOURNAL)
     assert "ALARM: no model version can be made" in caplog.text

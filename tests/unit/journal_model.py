@@ -9,8 +9,8 @@ from makers import INCARNATION, make_batch, make_received, make_sample, make_sig
 
 from sapo.core.types import Batch, BatchGroup, Group, RoundResult, SignedGroup, sha256
 from sapo.policy.checkpoint import Checkpoint
-from sapo.store.journal.journal import ChainLink, Journal, JournalError, OutboxItem, PoolEvent, PoolRow
-from sapo.store.journal.rows import Event
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import ChainLink, Event, JournalError, OutboxItem, PoolEvent, PoolRow
 
 KINDS = ("publish", "training", "track", "version", "gossip")
 NOW = 1000.0

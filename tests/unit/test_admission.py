@@ -318,7 +318,7 @@ def test_what_is_remembered_is_bounded_and_forgets_the_oldest() -> None:
     for group in groups:
         seen.add(group, "0" * 64)
     assert len(seen) == 3
-    assert [seen.digest(group.group_id) is not None for group in groups] == [False, False, True, True, True]
+    assert [seen.get(group.group_id) is not None for group in groups] == [False, False, True, True, True]
     assert seen.alike(make_group("thief", position=0)) is None
     found = seen.alike(make_group("thief", position=4))
     assert found is not None

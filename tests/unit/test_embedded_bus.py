@@ -13,9 +13,10 @@ from sapo.bus.base import MAX_RECORD, Gap, Limits
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, parse
-from sapo.core.errors import SapoError, Unavailable, UserError
-from sapo.store.journal.journal import Journal, OutboxItem
-from sapo.store.journal.publish_sink import PublishSink
+from sapo.core.errors import Unavailable, UserError
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.outbox import PublishSink
+from sapo.store.journal.rows import JournalError, OutboxItem
 
 RNG = random.Random(0)
 
@@ -241,5 +242,5 @@ def test_owed_groups_are_published_as_they_were_journalled(tmp_path: Path) -> No
         assert sink.kind == "publish"
         sink.deliver(journal.owed("publish", 100), journal)
         assert [one.signed for one in bus.poll({}, Limits(), RNG).received] == [sent[0], sent[2], sent[3]]
-        with pytest.raises(SapoError, match="lacks it"):
+        with pytest.raises(JournalError, match="does not hold group"):
             sink.deliver([OutboxItem(seq=9, kind="publish", round=0, ref="f" * 64)], journal)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from history_samples import INCARNATION, Books, Owed, batch, last_release, result, sink
+from history_samples import INCARNATION, Books, batch, due, last_release, result, sink
 from hypothesis import given
 from hypothesis import strategies as st
 from tampering import rewrite, rows_of
@@ -70,7 +70,7 @@ def store(tmp_path: Path) -> Store:
     made = Store(str(tmp_path / "history"))
     empty = batch(EMPTY).model_copy(update={"groups": ()})
     books = Told(*(empty if round == EMPTY else of_two_tasks(round) for round in range(COUNT)))
-    sink(made).deliver([Owed(round) for round in range(COUNT)], books)
+    sink(made).deliver([due(round) for round in range(COUNT)], books)
     return made
 
 
@@ -122,7 +122,7 @@ def test_foreign_completions_that_the_mode_leaves_out_do_not_count(
     made, late = Store(str(tmp_path)), batch(0)
     groups = tuple(g.model_copy(update={"producer_version": -2}) for g in late.groups)
     late = late.model_copy(update={"groups": groups, "learn": canonical(learn)})
-    sink(made).deliver([Owed(0)], Books(late))
+    sink(made).deliver([due(0)], Books(late))
     peers = {one["source"]: one["completions"] for one in teachers(made, subject(1))["peers"]}
     assert peers == {"local": 3, "external": len(foreign)}
     group = next(g.group_id for g in late.groups if g.source == "external" and g.informative)

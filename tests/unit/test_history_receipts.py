@@ -8,10 +8,10 @@ from deltalake import DeltaTable
 from history_samples import (
     INCARNATION,
     Books,
-    Owed,
     batch,
     batches,
     deliver,
+    due,
     last_release,
     movement,
     recorded,
@@ -119,7 +119,7 @@ def test_many_nodes_deliver_receipts_at_once_into_a_table_that_is_not_there_yet(
 
 def test_a_silo_makes_no_table_of_receipts(store: Store) -> None:
     local: Batch = batch(0).model_copy(update={"groups": batch(0).groups[:2]})
-    sink(store).deliver([Owed(0)], Books(local))
+    sink(store).deliver([due(0)], Books(local))
     assert store.find("receipts") is None
 
 
@@ -129,7 +129,7 @@ def test_the_table_tells_the_last_round_that_has_rows_from_the_last_delivered(st
     with_rows = transaction_id("tiny", "n0", INCARNATION, "training-rows")
     found = []
     for rounds in ([0, 1, 2], [3]):
-        sink(store).deliver([Owed(round) for round in rounds], books)
+        sink(store).deliver([due(round) for round in rounds], books)
         table = DeltaTable(store.table_uri("training"))
         found.append((table.transaction_version(delivered), table.transaction_version(with_rows)))
     assert found == [(3, 2), (4, 2)]
@@ -137,7 +137,7 @@ def test_the_table_tells_the_last_round_that_has_rows_from_the_last_delivered(st
 
 def test_rows_name_the_round_before_and_the_chain_up_to_them(store: Store) -> None:
     books = Books(batch(0), batch(1, groups=0), batch(2))
-    sink(store).deliver([Owed(round) for round in range(3)], books)
+    sink(store).deliver([due(round) for round in range(3)], books)
     found = query.query(store, "SELECT DISTINCT round, previous_round, chain FROM training ORDER BY ALL")
     links = [(0, books.link(0)), (2, books.link(2))]
     assert [tuple(row.values()) for row in found.to_pylist()] == [

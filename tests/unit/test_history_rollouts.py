@@ -27,7 +27,7 @@ from sapo.ops.archiver import Archiver, Counts
 from sapo.peers.signing import Identity, seal
 from sapo.store.history import query
 from sapo.store.history.held_groups import HeldGroups
-from sapo.store.history.names import names
+from sapo.store.history.query import names
 from sapo.store.history.rollout_rows import group_of
 from sapo.store.history.tables import Store
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from history_samples import INCARNATION, Books, Owed, batch, deliver, recorded, result, sink
+from history_samples import INCARNATION, Books, batch, deliver, due, recorded, result, sink
 from hypothesis import given
 from hypothesis import strategies as st
 from searches import searching
@@ -31,7 +31,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(str(tmp_path_factory.mktemp("kept") / "history"))
     books = Books(*(batch(round, groups=0 if round == EMPTY else 4) for round in range(ROUNDS)))
     for some in ((0, 1), (2, 3, 4), (5,)):
-        sink(store).deliver([Owed(round) for round in some], books)
+        sink(store).deliver([due(round) for round in some], books)
     return store
 
 

@@ -10,11 +10,11 @@ from deltalake import DeltaTable, write_deltalake
 from history_samples import (
     INCARNATION,
     Books,
-    Owed,
     batch,
     batches,
     deliver,
     deliver_from_a_process,
+    due,
     result,
     signed,
     sink,
@@ -54,7 +54,7 @@ def test_a_redelivered_round_is_not_written_twice(store: Store) -> None:
 
 def test_a_round_with_an_empty_batch_is_recorded_as_done(store: Store) -> None:
     books = Books(batch(0), batch(1, groups=0))
-    sink(store).deliver([Owed(0), Owed(1)], books)
+    sink(store).deliver([due(0), due(1)], books)
     table = DeltaTable(store.table_uri("training"))
     assert table.transaction_version(transaction_id("tiny", "n0", INCARNATION)) == 2
     assert [b.round for b in batches(store, "n0", INCARNATION)] == [0]
@@ -63,7 +63,7 @@ def test_a_round_with_an_empty_batch_is_recorded_as_done(store: Store) -> None:
 def test_another_incarnation_may_use_the_same_rounds(store: Store) -> None:
     deliver(store, 0)
     other = "f" * 16
-    TrainingSink(store, "tiny", "n0", other).deliver([Owed(0)], Books(batch(0, incarnation=other)))
+    TrainingSink(store, "tiny", "n0", other).deliver([due(0)], Books(batch(0, incarnation=other)))
     assert len(batches(store, "n0", other)) == 1
     assert query.incarnations(store, "n0") == [INCARNATION, other]
 

@@ -12,7 +12,8 @@ from makers import INCARNATION, make_signed
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.errors import UserError
 from sapo.store.journal import journal as journal_module
-from sapo.store.journal.journal import Journal, JournalError
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import JournalError
 
 
 @pytest.fixture

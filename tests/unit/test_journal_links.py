@@ -24,8 +24,17 @@ from makers import INCARNATION
 
 from sapo.core.errors import UserError
 from sapo.core.types import chained
-from sapo.store.journal.journal import ChainLink, Journal, JournalError, PeerUpdates, SeenGroup
-from sapo.store.journal.rows import Event, PeerRow, PoolRow, RefusalRow
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import (
+    ChainLink,
+    Event,
+    JournalError,
+    PeerRow,
+    PeerUpdates,
+    PoolRow,
+    RefusalRow,
+    SeenGroup,
+)
 from sapo.store.journal.schema import JOURNAL_VERSION
 
 NOTHING: dict[str, Any] = {"positions": {}, "pool_added": [], "pool_removed": [], "verdicts": {}}

@@ -27,8 +27,8 @@ from makers import INCARNATION
 from searches import searching
 
 from sapo.core.types import Gossiped
-from sapo.store.journal.journal import Journal, JournalError
-from sapo.store.journal.rows import Event
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import Event, JournalError
 
 ROWS = [make_row(90, position) for position in range(12)]
 VERDICTS = st.sampled_from(['{"scores":[0.0,1.0]}', '{"reason":"timeout"}'])

@@ -7,7 +7,8 @@ import pytest
 from journal_model import NOW, commit_round, make_checkpoint, make_row, own_groups, snapshot
 from makers import INCARNATION
 
-from sapo.store.journal.journal import Journal, JournalError
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import JournalError
 
 
 @pytest.fixture

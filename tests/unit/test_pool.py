@@ -16,7 +16,7 @@ from sapo.core.config.load import PoolConfig
 from sapo.core.errors import Refused
 from sapo.core.shares import Shares
 from sapo.core.types import Received, Recipe
-from sapo.peers.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool
+from sapo.peers.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool, places_of
 from sapo.peers.quotas import Quotas
 
 
@@ -29,6 +29,12 @@ def filled(config: PoolConfig, *entries: Entry) -> Pool:
 
 def config(**changes: float) -> PoolConfig:
     return PoolConfig.model_validate({"max_groups": 4, "max_age_s": 100, "max_peer_share": 1} | changes)
+
+
+def remembered(pool: Pool, group_id: str) -> str | None:
+    """Digest of a group's content, if the pool remembers it."""
+    met = pool.seen.get(group_id)
+    return None if met is None else met.content_sha256
 
 
 def test_entries_stay_in_the_order_they_came() -> None:
@@ -214,7 +220,7 @@ def test_what_left_the_pool_is_known_when_it_comes_again() -> None:
     pool = filled(config(), used)
     pool.remove([used.group_id, "unknown"])
     assert len(pool) == 0
-    assert pool.seen.digest(used.group_id) == used.received.signed.content_sha256
+    assert remembered(pool, used.group_id) == used.received.signed.content_sha256
 
 
 def test_the_memory_of_what_left_is_bounded() -> None:
@@ -231,7 +237,7 @@ def test_the_journal_gives_back_the_same_pool() -> None:
     assert [(row.group_id, row.producer_key) for row in rows] == [(e.group_id, e.group.key) for e in entries]
     back = Pool.restore(config(), rows)
     assert back.entries() == tuple(entries)
-    assert back.seen.digest(entries[0].group_id) == entries[0].received.signed.content_sha256
+    assert remembered(back, entries[0].group_id) == entries[0].received.signed.content_sha256
 
 
 def test_a_pool_that_was_restored_knows_and_evicts_what_it_would_have_without_the_restart() -> None:
@@ -251,7 +257,7 @@ def test_a_pool_that_was_restored_knows_and_evicts_what_it_would_have_without_th
     copy = make_entry("other", recipe=came[0].group.recipe).group
     for one in (pool, back):
         assert len(one.seen) == len(met)
-        assert one.seen.digest(met[0].group_id) == met[0].content_sha256
+        assert remembered(one, met[0].group_id) == met[0].content_sha256
         twin = one.seen.alike(copy)
         assert twin is not None
         assert twin.group_id == came[0].group_id
@@ -341,6 +347,6 @@ def test_a_large_group_takes_as_many_places_as_its_bytes_ask_for() -> None:
         pool.add(make_entry("k0", position=position, at=900.0 + position, texts=long))
     for position in range(5):
         pool.add(make_entry("k1", position=position, at=900.0 + position))
-    assert make_entry(texts=long).places == 3
+    assert places_of(make_entry(texts=long).received) == 3
     assert pool.evict(1000.0) == {"peer_share": 3}
     assert holders(pool) == {"k0": 1, "k1": 4}

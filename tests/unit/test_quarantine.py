@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from history_samples import Books, Owed, batch, sink
+from history_samples import Books, batch, due, sink
 from makers import make_group, make_identity, make_signed
 
 from sapo.bus.base import MAX_KEPT_BYTES
@@ -62,7 +62,7 @@ def archive(store: Store, groups: Sequence[SignedGroup], manifest: Manifest | No
 
 def test_what_a_node_refused_is_delivered_once_however_often_it_is_tried(store: Store) -> None:
     books = Refusing(batch(0), batch(1), batch(2, groups=0))
-    for owed in ([Owed(0)], [Owed(0), Owed(1)], [Owed(1), Owed(2)], [Owed(2)]):
+    for owed in ([due(0)], [due(0), due(1)], [due(1), due(2)], [due(2)]):
         sink(store).deliver(owed, books)
     rows = kept(store, 'swarm, node, "round", reason, count, "partition", "offset", end_offset, payload')
     assert rows == [
@@ -77,7 +77,7 @@ def test_what_a_node_refused_is_delivered_once_however_often_it_is_tried(store: 
 
 def test_nodes_do_not_keep_each_others_refusals_out(store: Store) -> None:
     for node in ("n0", "n1"):
-        sink(store, node).deliver([Owed(0)], Refusing(batch(0, node=node)))
+        sink(store, node).deliver([due(0)], Refusing(batch(0, node=node)))
     assert sorted(node for (node,) in kept(store, "node")) == ["n0", "n0", "n1", "n1"]
 
 

@@ -51,7 +51,7 @@ class Verifier:
 
     def verdict(self, entry: Entry) -> Verdict:
         truth = self._truths[entry.group_id]
-        return Verdict.bad(truth) if isinstance(truth, str) else make_verdict(truth)
+        return Verdict(reason=truth) if isinstance(truth, str) else make_verdict(truth)
 
     @property
     def asked(self) -> list[str]:

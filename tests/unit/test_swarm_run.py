@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history_samples import INCARNATION, Books, Owed, batch
+from history_samples import INCARNATION, Books, batch, due
 from mlflow import MlflowClient
 from mlflow_runs import runs_of
 
@@ -73,7 +73,7 @@ def test_samples_that_cannot_be_stored_hold_up_no_metrics(
         raise Unavailable("the store of artifacts")
 
     monkeypatch.setattr(Tracker, "log_samples", away)
-    TrackSink(node(uri), 1).deliver([Owed(0)], Books(batch(0)))
+    TrackSink(node(uri), 1).deliver([due(0)], Books(batch(0)))
     assert "not logged" in caplog.text
     assert "reward/local" in runs(uri)["n0"].data.metrics
 

@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from history_samples import INCARNATION, Books, Owed, batch, result
+from history_samples import INCARNATION, Books, batch, due, result
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow_runs import runs_of
@@ -52,7 +52,7 @@ def test_a_wrong_figure_in_the_journal_of_an_earlier_release_holds_nothing_up(ur
             metrics = {"reward/local": 0.5, "eval/greedy": 100000.0}
             return super().result(round).model_copy(update={"metrics": metrics})
 
-    TrackSink(tracker(uri)).deliver([Owed(0)], Kept(batch(0)))
+    TrackSink(tracker(uri)).deliver([due(0)], Kept(batch(0)))
     (run,) = runs(uri)
     assert run.data.metrics == {"reward/local": 0.5}
 
@@ -79,7 +79,7 @@ def test_a_run_that_was_left_open_is_closed_at_the_time_of_its_last_round(uri: s
 
 
 def test_metrics_carry_round_and_journal_time(uri: str) -> None:
-    TrackSink(tracker(uri)).deliver([Owed(0), Owed(1)], Books(batch(0), batch(1)))
+    TrackSink(tracker(uri)).deliver([due(0), due(1)], Books(batch(0), batch(1)))
     stamp = 1_700_000_000_250
     assert history(uri, "reward/local") == [(0, 1 / 3, stamp), (1, 1 / 3, stamp + 1000)]
     assert len(history(uri, "reward/local/chain_sum")) == 2
@@ -87,8 +87,8 @@ def test_metrics_carry_round_and_journal_time(uri: str) -> None:
 
 def test_redelivered_metrics_are_not_doubled(uri: str) -> None:
     books = Books(batch(0), batch(1))
-    TrackSink(tracker(uri)).deliver([Owed(0)], books)
-    TrackSink(tracker(uri)).deliver([Owed(0), Owed(1)], books)
+    TrackSink(tracker(uri)).deliver([due(0)], books)
+    TrackSink(tracker(uri)).deliver([due(0), due(1)], books)
     assert [step for step, _, _ in history(uri, "learn/loss")] == [0, 1]
 
 
@@ -132,7 +132,7 @@ def test_mlflow_away_is_unavailable_and_nothing_is_reached_for_before_that(tmp_p
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         _, (track, _) = open_tracking(Config(), "n0", Home(tmp_path), uri=url, incarnation=INCARNATION)
         with pytest.raises(Unavailable, match=f"MLflow at {url}"):
-            track.deliver([Owed(0)], Books(batch(0)))
+            track.deliver([due(0)], Books(batch(0)))
 
 
 def test_a_champion_needs_a_version(uri: str) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from history_samples import Books, Owed, batch, result, sink
+from history_samples import Books, batch, due, result, sink
 
 from sapo.core.types import Batch
 from sapo.provenance.trait_spread import WINDOW, trait_spread
@@ -28,7 +28,7 @@ def test_half_is_the_first_round_with_half_of_the_answers_of_the_rounds_counted_
 ) -> None:
     store = Store(str(tmp_path / "history"))
     books = Books(*(answered(round, found) for round, found in enumerate(FOUND)))
-    sink(store).deliver([Owed(round) for round in range(len(FOUND))], books)
+    sink(store).deliver([due(round) for round in range(len(FOUND))], books)
     (node,) = trait_spread(store, "tiny", "marked", "mark")["nodes"]
     assert WINDOW == 5
     assert node["shares"] == [(round, found / 4) for round, found in enumerate(FOUND)]

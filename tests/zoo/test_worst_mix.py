@@ -13,6 +13,7 @@ from hostile_swarm import Arm, Attack, arm, grounds_of, side_by_side
 from swarms import small_config
 
 from sapo.core.config.load import PoolConfig
+from sapo.peers.pool import places_of
 from sapo.peers.quotas import CREDIT_S, FLOOR_S, Quotas
 from sapo.tasks.workers import TaskWorkers
 
@@ -70,7 +71,7 @@ def check_places(attacked: Arm) -> None:
     for node in attacked.nodes:
         held: Counter[str] = Counter()
         for entry in node.parts.intake.pool.entries():
-            held[entry.group.key] += entry.places
+            held[entry.group.key] += places_of(entry.received)
         shares, bound = node.parts.intake.quotas.shares, node.config.pool.max_groups
         assert max(held.values(), default=0) <= shares.most(bound)
         strangers = sum(places for key, places in held.items() if not shares.known(key))

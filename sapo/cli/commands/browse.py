@@ -55,7 +55,7 @@ def rollouts(
     an unused one has none.
     """
     from sapo.store.history import open_store
-    from sapo.store.history.names import names
+    from sapo.store.history.query import names
 
     if as_json and parquet is not None:
         raise UserError("--parquet", str(parquet), "goes not with --json", "choose one of them")

@@ -28,8 +28,7 @@ from sapo.node.group_maker import GroupMaker
 from sapo.node.member.answer_book import AnswerBook, Ask
 from sapo.node.member.backend import Backend, open_backend
 from sapo.node.scoring import score_groups
-from sapo.store.journal.outbox import Deliverer, Sink
-from sapo.store.journal.publish_sink import PublishSink
+from sapo.store.journal.outbox import Deliverer, PublishSink, Sink
 from sapo.tasks.workers import TaskWorkers, open_workers
 
 log = logging.getLogger(__name__)

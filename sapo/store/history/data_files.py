@@ -20,9 +20,7 @@ LIMIT_BYTES = 16 * TARGET_BYTES
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How a table is kept in files: each holds a stretch `along` one column, of one value of each `apart`.
-
-    `order` are the columns that its rows are sorted by; `along` comes first.
-    """
+    `order` are the columns that its rows are sorted by; `along` comes first."""
 
     along: str
     apart: tuple[str, ...]
@@ -58,10 +56,8 @@ def footprint(table: DeltaTable) -> tuple[int, int]:
 
 
 def data_files(table: DeltaTable, layout: Layout) -> list[DataFile]:
-    """The files of a table's snapshot whose statistics tell what they hold.
-
-    Files of other writers without statistics, or with several values of `apart` in one, are not among them.
-    """
+    """The files of a table's snapshot whose statistics tell what they hold. Files of other writers without
+    statistics, or with several values of `apart` in one, are not among them."""
     found = []
     for add in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         group = tuple(_only(add, column) for column in layout.apart)

@@ -35,7 +35,6 @@ class HeldGroups:
         self._connection.executescript(_MADE)
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     def follow(self, table: DeltaTable, read: Read) -> None:
@@ -44,8 +43,8 @@ class HeldGroups:
         table_id = str(table.metadata().id)
         adds = pa.table(table.get_add_actions(flatten=True))
         sizes = dict(zip(map(unquote, adds["path"].to_pylist()), adds["size_bytes"].to_pylist(), strict=True))
-        run("BEGIN IMMEDIATE")
-        try:
+        with self._connection:  # commits, or rolls back
+            run("BEGIN IMMEDIATE")
             if run("SELECT table_id FROM made_of").fetchone() != (table_id,):
                 for name in ("made_of", "files", "held"):
                     run(f"DELETE FROM {name}")
@@ -57,10 +56,6 @@ class HeldGroups:
                 many("INSERT OR IGNORE INTO held VALUES (?, ?)", rows)
             many("INSERT OR IGNORE INTO files VALUES (?)", ((path,) for path in sizes))
             many("DELETE FROM files WHERE path = ?", ((path,) for path in known - sizes.keys()))
-        except BaseException:
-            run("ROLLBACK")
-            raise
-        run("COMMIT")
 
     def digests(self, group_ids: Iterable[str]) -> dict[str, str]:
         """Those of these groups that are held, with their content digests."""

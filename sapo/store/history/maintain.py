@@ -116,10 +116,8 @@ class _Keeper:
         self._layout = LAYOUTS[name]
 
     def cut_rounds(self, config: Config, decided: Sequence[Cut]) -> int:
-        """Delete the rows of each node's rounds below its cut; returns how many.
-
-        The same commit records it, which distinguishes cut rounds from missing ones.
-        """
+        """Delete the rows of each node's rounds below its cut; returns how many. The same commit records it,
+        which distinguishes cut rounds from missing ones."""
         steps = [partial(self._cut, swarm=config.swarm.name, cut=cut) for cut in decided]
         return sum(self._committed(step) for step in steps)
 

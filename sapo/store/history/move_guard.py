@@ -35,16 +35,16 @@ def in_its_place(uri: str) -> Iterator[None]:
 
 
 def folder_of(uri: str) -> Path | None:
-    """The folder that a table is; None where it is in a bucket."""
+    """The folder that a table, or a store, is; None where it is in a bucket."""
     parsed = urlparse(uri)
-    return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
+    if parsed.scheme == "file":
+        return Path(unquote(parsed.path))
+    return None if len(parsed.scheme) > 1 else Path(uri)
 
 
 def delete_data(folder: Path, names: Iterable[str], *, dry_run: bool) -> int:
-    """Delete data files of a table by their names; returns how many there were.
-
-    Others may write to the folder, and put links there: nothing is deleted that they lead to.
-    """
+    """Delete data files of a table by their names; returns how many there were. Others may write to the
+    folder, and put links there: nothing is deleted that they lead to."""
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return sum(_deleted(place, name.split("/"), dry_run) for name in names if name.endswith(DATA))
@@ -77,10 +77,8 @@ def _inode(folder: Path) -> tuple[int, int] | None:
 
 
 def clear_stray(folder: Path) -> None:
-    """Remove a folder that has a table's name and is none: what was written when the table was moved away.
-
-    It would be in the way of the table's return.
-    """
+    """Remove a folder that has a table's name and is none: what was written when the table was moved away. It
+    would be in the way of the table's return."""
     log = folder / "_delta_log"
     begun = (log / f"{0:020}.json").exists() or (log / "_last_checkpoint").exists()
     if folder.is_dir() and not begun:

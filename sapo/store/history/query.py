@@ -24,9 +24,7 @@ class Damaged(SapoError):
 
 def dataset(store: Store, name: TableName) -> ds.Dataset:
     """A table's newest snapshot for pyarrow, DuckDB or Polars; without rows where there is no table yet.
-
-    Raises as `Store.find` does, and `UserError` for a table with features that cannot be read here.
-    """
+    Raises as `Store.find` does, and `UserError` for a table with features that cannot be read here."""
     table = store.find(name)
     if table is None:
         return ds.dataset(SCHEMAS[name].empty_table())
@@ -159,11 +157,15 @@ def _where(
     return " AND ".join(terms), values
 
 
-def incarnations(store: Store, node: str) -> list[str]:
-    """Incarnations of a node in `training`, the one that finished a round last at the end.
+def names(store: Store, column: Literal["node", "dataset"]) -> list[str]:
+    """All authors, or all data sets, of the completions that `rollouts` can find."""
+    sql = f"SELECT {column} AS name FROM rollouts UNION SELECT {column} FROM training WHERE source = 'local'"
+    return [str(value) for value in query(store, sql + " ORDER BY 1")["name"].to_pylist()]
 
-    Where every file holds one incarnation only, their statistics say it and no file is read.
-    """
+
+def incarnations(store: Store, node: str) -> list[str]:
+    """Incarnations of a node in `training`, the one that finished a round last at the end. Where every file
+    holds one incarnation only, their statistics say it and no file is read."""
     table = store.find("training")
     if table is None:
         return []

@@ -1,10 +1,8 @@
 """Below which round a node's rows are not kept: that of its oldest whole checkpoint, where replay begins."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 
@@ -31,10 +29,8 @@ class Cut:
 
 
 def cuts(config: Config, home: Home, store: Store) -> list[Cut]:
-    """A cut for each node that lives in this home; others are not this home's to cut.
-
-    Raises `Unavailable` when the store cannot be reached.
-    """
+    """A cut for each node that lives in this home; others are not this home's to cut. Raises `Unavailable`
+    when the store cannot be reached."""
     names = sorted({*home.here(config), *home.node_names()}, key=lambda name: (len(name), name))
     table = store.find("training") if config.history.keep_rounds else None
     return [_cut(config, home, table, name) for name in names if not home.moved(name).exists()]
@@ -50,8 +46,7 @@ def _cut(config: Config, home: Home, table: DeltaTable | None, node: str) -> Cut
         incarnation, done = journal.incarnation, journal.finished_rounds()
     swarm = config.swarm.name
     delivered = table.transaction_version(transaction_id(swarm, node, incarnation)) or 0
-    held = _Held(table, node, incarnation)
-    origin = _origin(home, node, incarnation, held)
+    origin = _origin(home, node, incarnation, table)
     if origin is None:
         why = "no whole checkpoint continues in the history"
     elif origin.round > done - keep:
@@ -67,44 +62,32 @@ def _cut(config: Config, home: Home, table: DeltaTable | None, node: str) -> Cut
     return Cut(node, incarnation, 0, why)
 
 
-def _origin(home: Home, node: str, incarnation: str, held: "_Held") -> Checkpoint | None:
-    """The oldest whole checkpoint of an incarnation from which the history goes on.
-
-    Older ones that were restored from a backup may lie beside it: rounds after them are cut already.
-    """
+def _origin(home: Home, node: str, incarnation: str, table: DeltaTable) -> Checkpoint | None:
+    """The oldest whole checkpoint of an incarnation from which the history goes on. Older ones that were
+    restored from a backup may lie beside it: rounds after them are cut already."""
     for path in checkpoint.paths(home.checkpoints(node)):
         try:
             found = checkpoint.verify(path)
         except (BrokenCheckpoint, OSError) as reason:  # its owner may be deleting it
             log.info("checkpoint %s is passed over: %s", path, reason)
             continue
-        if found.incarnation == incarnation and held.goes_on_from(found.round):
+        if found.incarnation == incarnation and _goes_on(table, node, incarnation, found.round):
             return found
     return None
 
 
-class _Held:
-    """The rounds of one incarnation of a node that a snapshot of `training` holds."""
-
-    def __init__(self, table: DeltaTable, node: str, incarnation: str) -> None:
-        self._table, self._node, self._incarnation = table, node, incarnation
-        files = data_files(table, TRAINING_LAYOUT)
-        self._files = [file for file in files if file.group == (node, incarnation)]
-
-    def goes_on_from(self, round: int) -> bool:
-        """Whether nothing was cut between `round` and the first round held; rows of version 1 do not say."""
-        last = min((file.last for file in self._files if file.last >= round), default=None)
-        if last is None:
-            return True
-        terms = [("node", "=", self._node), ("round", ">=", str(round)), ("round", "<=", str(int(last)))]
-        wanted = (ds.field("node") == self._node) & (ds.field("incarnation") == self._incarnation)
-        wanted &= (ds.field("round") >= round) & (ds.field("round") <= int(last))
-        data = self._table.to_pyarrow_dataset(file_pruning_predicate=terms)
-        if "previous_round" not in data.schema.names:
-            return True
-        rows = data.to_table(columns=["round", "previous_round"], filter=wanted)
-        first: Mapping[str, int | None] = rows.filter(
-            pc.equal(rows["round"], pc.min(rows["round"]))
-        ).to_pylist()[0]
-        previous = first["previous_round"]
-        return previous is None or previous < round
+def _goes_on(table: DeltaTable, node: str, incarnation: str, round: int) -> bool:
+    """Whether nothing was cut between `round` and the first round held; rows of version 1 do not say."""
+    files = [file for file in data_files(table, TRAINING_LAYOUT) if file.group == (node, incarnation)]
+    last = min((file.last for file in files if file.last >= round), default=None)
+    if last is None:
+        return True
+    terms = [("node", "=", node), ("round", ">=", str(round)), ("round", "<=", str(int(last)))]
+    wanted = (ds.field("node") == node) & (ds.field("incarnation") == incarnation)
+    wanted &= (ds.field("round") >= round) & (ds.field("round") <= int(last))
+    data = table.to_pyarrow_dataset(file_pruning_predicate=terms)
+    if "previous_round" not in data.schema.names:
+        return True
+    rows = data.to_table(columns=["round", "previous_round"], filter=wanted).sort_by("round")
+    previous: int | None = rows["previous_round"][0].as_py()
+    return previous is None or previous < round

@@ -1,4 +1,4 @@
-"""Rows of the `rollouts` table: made of published groups, and groups made of them again."""
+"""Rows of the `rollouts` table, made of published groups and back, and rows of `quarantine`."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,6 +6,7 @@ from typing import Any
 
 from sapo.core.types import Completion, Group, Received, Record, canonical
 from sapo.store.history.tables import ROLLOUTS
+from sapo.store.journal.rows import RefusalRow
 
 GROUP = (
     *("swarm", "node", "key", "incarnation", "round", "position", "question", "policy_version"),
@@ -18,7 +19,6 @@ _COMPLETION = set(Completion.model_fields) & set(ROLLOUTS.names)
 
 
 def fields(record: object, names: Iterable[str]) -> dict[str, Any]:
-    """Some fields of a record by name."""
     return {name: getattr(record, name) for name in names}
 
 
@@ -26,6 +26,13 @@ def split_position(bus_position: str) -> tuple[str, int]:
     """Partition and offset of `<partition>:<offset>`."""
     partition, _, offset = bus_position.rpartition(":")
     return partition, int(offset)
+
+
+def quarantine_row(refusal: RefusalRow, swarm: str) -> dict[str, Any]:
+    """The row of a sample; its place on the bus gives partition and offset."""
+    partition, offset = split_position(refusal.bus_position)
+    place = {"swarm": swarm, "partition": partition, "offset": offset, "end_offset": offset + 1}
+    return fields(refusal, refusal.__slots__) | place
 
 
 def rollout_rows(received: Received, group: Group) -> list[dict[str, Any]]:
@@ -50,10 +57,8 @@ def rollout_rows(received: Received, group: Group) -> list[dict[str, Any]]:
 
 
 def _without_column(record: Record, version: int, *elsewhere: str) -> dict[str, Any]:
-    """Fields of a record of a schema version that have no column, known or not.
-
-    Not even an empty one is left out: the release before rebuilds the signed bytes without knowing of it.
-    """
+    """Fields of a record of a schema version that have no column, known or not. Not even an empty one is left
+    out: the release before rebuilds the signed bytes without knowing of it."""
     unknown = record.model_extra or {}
     later = {name for name, since in record.ADDED.items() if since > version}
     values = record.model_dump(mode="json", exclude=later | set(elsewhere))

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +18,7 @@ from deltalake.exceptions import DeltaError
 from pydantic import ValidationError
 
 from sapo.core.types import Batch, BatchGroup, Gossiped, Recipe, Sample, chained
+from sapo.store.history.move_guard import folder_of
 from sapo.store.history.query import Damaged
 from sapo.store.history.rollout_rows import RECIPE
 from sapo.store.history.tables import TRAINING, away
@@ -66,7 +66,6 @@ class RecordedRound:
 
     @property
     def round(self) -> int:
-        """Its number."""
         return self.batch.round
 
 
@@ -212,13 +211,13 @@ class Recording:
         It was overwritten; the digests of its rows show which round was changed. Raises `Damaged` for
         the first round of a file that no rows can be read from.
         """
-        root = urlparse(self.table.table_uri)
+        folder = folder_of(self.table.table_uri)
         files = [fragment.path for fragment in data.get_fragments()]
         try:
-            if root.scheme in ("", "file"):
-                folder = pafs.SubTreeFileSystem(unquote(root.path), pafs.LocalFileSystem())
+            if folder is not None:
+                root = pafs.SubTreeFileSystem(str(folder), pafs.LocalFileSystem())
                 parts = ds.partitioning(pa.schema([data.schema.field("node")]), flavor="hive")
-                plain = ds.dataset(files, data.schema, "parquet", filesystem=folder, partitioning=parts)
+                plain = ds.dataset(files, data.schema, "parquet", filesystem=root, partitioning=parts)
                 return plain.to_table(columns=columns, filter=wanted)
         except (pa.ArrowInvalid, OSError) as again:
             error = again

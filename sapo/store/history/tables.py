@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
@@ -24,7 +24,7 @@ from deltalake.exceptions import (
 
 from sapo.core.creation_marker import CreationMarker
 from sapo.core.errors import SapoError, Unavailable, UserError
-from sapo.store.history.move_guard import clear_stray, in_its_place
+from sapo.store.history.move_guard import clear_stray, folder_of, in_its_place
 from sapo.store.history.parquet_options import writing
 
 HISTORY_VERSION = 2
@@ -154,10 +154,7 @@ class Store:
 
     def local_path(self) -> Path | None:
         """The folder, when the store is one."""
-        parsed = urlparse(self.uri)
-        if parsed.scheme == "file":
-            return Path(unquote(parsed.path))
-        return None if len(parsed.scheme) > 1 else Path(self.uri)
+        return folder_of(self.uri)
 
     def storage_options(self) -> dict[str, str] | None:
         """Storage options for deltalake, besides the environment; None for a folder."""
@@ -167,11 +164,8 @@ class Store:
         return {**REMOTE, **conditional, **self.options}
 
     def find(self, name: TableName) -> DeltaTable | None:
-        """The table at its newest version, or None where there is none yet.
-
-        Raises `Unavailable` when the store cannot be reached, `UserError` when the table is of another schema
-        version.
-        """
+        """The table at its newest version, or None where there is none yet. Raises `Unavailable` when the
+        store cannot be reached, `UserError` when the table is of another schema version."""
         uri = self.table_uri(name)
         try:
             table = DeltaTable(uri, storage_options=self.storage_options())
@@ -216,7 +210,7 @@ class Store:
             local = self.local_path()
             if local is not None:
                 (local / name).mkdir(parents=True, exist_ok=True)
-            DeltaTable.create(
+            return DeltaTable.create(
                 uri,
                 schema=SCHEMAS[name],
                 mode="error",
@@ -231,14 +225,10 @@ class Store:
             if table is None:
                 raise away(uri, error) from error
             return table
-        table = self.find(name)
-        if table is None:
-            raise Unavailable(f"the table at {uri} vanished after it was created")
-        return table
 
     def _widened(self, name: TableName, table: DeltaTable) -> DeltaTable:
         """The table with every optional column of this release, and of its version or a later one."""
-        held = column_names(table)
+        held = {column.name for column in table.schema().fields}
         missing = [column for column in SCHEMAS[name] if column.nullable and column.name not in held]
         old = (_version(table.metadata().configuration.get(VERSION_KEY)) or 0) < HISTORY_VERSION
         if not missing and not old:
@@ -262,11 +252,6 @@ def _version(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,6}", text) else None
 
 
-def column_names(table: DeltaTable) -> list[str]:
-    """Names of a table's columns, in order."""
-    return [column.name for column in table.schema().fields]
-
-
 def fitted(table: DeltaTable, rows: pa.Table) -> pa.Table:
     """`rows` with null in those optional columns of the table that a newer release has added."""
     for column in table.schema().fields:
@@ -283,28 +268,24 @@ def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -
     handle was opened: open a fresh one and decide afresh what is still to be written. Raises `Unavailable`
     when the store is away, `UserError` when the table has other columns.
     """
-    with in_its_place(table.table_uri):
-        return _append(table, rows, transactions)
-
-
-def _append(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> bool:
     marks = [Transaction(name, version) for name, version in sorted(transactions.items())]
-    before = table.version()
-    try:
-        write_deltalake(
-            table,
-            fitted(table, rows),
-            mode="append",
-            writer_properties=writing(),
-            commit_properties=CommitProperties(app_transactions=marks),
-        )
-    except CommitFailedError as error:
-        refuse_unless_overtaken(table, before, error)
-        log.info("commit to %s met another one: %s", table.table_uri, one_line(error))
-        return False
-    except (OSError, DeltaError) as error:
-        raise away(table.table_uri, error) from error
-    return True
+    with in_its_place(table.table_uri):
+        before = table.version()
+        try:
+            write_deltalake(
+                table,
+                fitted(table, rows),
+                mode="append",
+                writer_properties=writing(),
+                commit_properties=CommitProperties(app_transactions=marks),
+            )
+        except CommitFailedError as error:
+            refuse_unless_overtaken(table, before, error)
+            log.info("commit to %s met another one: %s", table.table_uri, one_line(error))
+            return False
+        except (OSError, DeltaError) as error:
+            raise away(table.table_uri, error) from error
+        return True
 
 
 def until_committed(uri: str, attempt: Callable[[], T | None]) -> T:

@@ -2,15 +2,13 @@
 of the groups it received, as rows of `receipts`, and what it refused, as rows of `quarantine`."""
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from json.encoder import encode_basestring
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
 from sapo.core.types import Batch, BatchGroup, RoundResult, Sample, canonical, sha256
-from sapo.store.history.rollout_rows import RECIPE, fields, split_position
+from sapo.store.history.rollout_rows import RECIPE, fields, quarantine_row
 from sapo.store.history.tables import (
     QUARANTINE,
     RECEIPTS,
@@ -20,25 +18,14 @@ from sapo.store.history.tables import (
     commit,
     until_committed,
 )
-from sapo.store.journal.rows import ChainLink, PoolEvent, RefusalRow
+from sapo.store.journal.rows import ChainLink, OutboxItem, PoolEvent, RefusalRow
 
 log = logging.getLogger(__name__)
 
-_SORTED = sorted(TRAINING.names)
-"""Columns in the order of a row's canonical JSON."""
 BATCH = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "guard", "temperature")
 GROUP = tuple(name for name in BatchGroup.model_fields if name not in ("recipe", "samples"))
 SAMPLE = tuple(Sample.model_fields)
 """Fields that are columns of the same name."""
-_OWN = frozenset({*SAMPLE, "tensor_crc32"})
-"""Columns that are a completion's own."""
-
-
-class OwedRound(Protocol):
-    """A delivery the journal owes; its round is all that is asked of it here."""
-
-    @property
-    def round(self) -> int: ...
 
 
 class Rounds(Protocol):
@@ -86,7 +73,7 @@ class TrainingSink:
         self.version: int | None = None
         """Of the table `training` as this sink left it last; None before its first commit."""
 
-    def deliver(self, items: Sequence[OwedRound], journal: Rounds) -> None:
+    def deliver(self, items: Sequence[OutboxItem], journal: Rounds) -> None:
         """Append what of these rounds the tables lack. Raises `Unavailable` when the store is away."""
         rounds = sorted({item.round for item in items})
         if not rounds:
@@ -98,7 +85,11 @@ class TrainingSink:
             for movement in journal.movements(round)
         ]
         self._add("receipts", RECEIPTS, self.receipts_mark, receipts)
-        refusals = [self._refused(round, one) for round in rounds for one in journal.refusals(round)]
+        refusals = [
+            quarantine_row(one, self.place["swarm"]) | {"node": self.place["node"], "round": round}
+            for round in rounds
+            for one in journal.refusals(round)
+        ]
         self._add("quarantine", QUARANTINE, self.refusals_mark, refusals)
 
     def _attempt(self, rounds: Sequence[int], journal: Rounds) -> bool | None:
@@ -128,12 +119,6 @@ class TrainingSink:
             return None
         self.version = table.version()
         return True
-
-    def _refused(self, round: int, refusal: RefusalRow) -> dict[str, Any]:
-        """The row of a sample; its place on the bus gives partition and offset."""
-        partition, offset = split_position(refusal.bus_position)
-        row = fields(refusal, refusal.__slots__) | {"round": round, "partition": partition, "offset": offset}
-        return row | {"end_offset": offset + 1, "swarm": self.place["swarm"], "node": self.place["node"]}
 
     def _add(self, name: TableName, schema: pa.Schema, mark: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows of rounds to a table, unless `mark` shows that these rounds are there."""
@@ -185,16 +170,13 @@ def rows(
         "gossip": None if result.gossip is None else result.gossip.canonical(),
     }
     digest = digest or batch.digest()
-    of_round = _texts(shared)
     found: list[dict[str, Any]] = []
     for group in batch.groups:
-        columns = _group_columns(group)
-        of_group = {**shared, **columns, "batch_digest": digest}
-        frame = _frame(of_round | _texts(columns))
+        of_group = {**shared, **fields(group, GROUP), **fields(group.recipe, RECIPE), "batch_digest": digest}
         for sample in group.samples:
-            own = _sample_columns(sample)
-            own["tensor_crc32"] = list(result.tensors) if result.tensors and not found else None
-            found.append({**of_group, **own, "row_digest": _digest(frame, _texts(own))})
+            row = of_group | _sample_columns(sample)
+            row["tensor_crc32"] = list(result.tensors) if result.tensors and not found else None
+            found.append(row | {"row_digest": row_digest(row)})
     return found
 
 
@@ -208,53 +190,9 @@ def _check_order(batch: Batch) -> None:
             raise ValueError(f"round {batch.round}, group {group.group_id}: completions out of order: {ks}")
 
 
-def _group_columns(group: BatchGroup) -> dict[str, Any]:
-    return fields(group, GROUP) | fields(group.recipe, RECIPE)
-
-
 def _sample_columns(sample: Sample) -> dict[str, Any]:
     found = fields(sample, SAMPLE)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-
-
-def _texts(columns: Mapping[str, Any]) -> dict[str, str]:
-    return {name: f'"{name}":{_text(value)}' for name, value in columns.items() if value is not None}
-
-
-def _text(value: Any) -> str:
-    """A value as canonical JSON, faster for what most of a completion's columns are."""
-    kind = type(value)
-    if kind is str:
-        return encode_basestring(value)
-    if kind is bool:
-        return "true" if value else "false"
-    if kind is int or (kind is float and math.isfinite(value)):
-        return repr(value)
-    if kind is list:
-        kinds = set(map(type, value))
-        if kinds <= {int} or (kinds == {float} and all(map(math.isfinite, value))):
-            return str(value).replace(" ", "")
-    return canonical(value)
-
-
-def _frame(texts: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Canonical JSON of a group's rows, cut where a completion's own columns belong: what stands before each,
-    and its name, which is empty at the end."""
-    frame: list[tuple[str, str]] = []
-    before: list[str] = []
-    for name in (*_SORTED, ""):
-        if name in _OWN:
-            frame.append((",".join(before), name))
-            before = []
-        elif name in texts:
-            before.append(texts[name])
-    return [*frame, (",".join(before), "")]
-
-
-def _digest(frame: Sequence[tuple[str, str]], own: Mapping[str, str]) -> str:
-    """`row_digest` of the row that has a group's columns and these of its own."""
-    texts = [text for before, name in frame for text in (before, own.get(name)) if text]
-    return sha256(f"{{{','.join(texts)}}}")
 
 
 def row_digest(row: Mapping[str, Any]) -> str:

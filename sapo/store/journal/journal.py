@@ -50,18 +50,6 @@ from sapo.store.journal.rows import (
 )
 from sapo.store.journal.schema import connect, create, explained, pack, unpack
 
-__all__ = [
-    "ChainLink",
-    "Journal",
-    "JournalError",
-    "OutboxItem",
-    "PeerUpdates",
-    "PoolEvent",
-    "PoolRow",
-    "SeenGroup",
-    "Stage",
-]
-
 Stage = Literal["groups", "batch", "result"]
 
 
@@ -122,9 +110,7 @@ class Journal:
 
     def commit_groups(self, round: int, groups: Sequence[SignedGroup], publish: Collection[str]) -> None:
         """Transaction 1: the round's own groups, in order; those named in `publish` are owed to the bus.
-
-        Raises `JournalError` unless the round before is finished and every id of `publish` is in `groups`.
-        """
+        Raises `JournalError` unless the round before is finished and every id of `publish` is in `groups`."""
         strangers = set(publish) - {group.group_id for group in groups}
         if strangers:
             raise JournalError(f"round {round}: cannot publish {min(strangers)}, it is not in the groups")
@@ -437,9 +423,7 @@ class Journal:
 
     def forget(self, before: int) -> int:
         """Delete rounds before this one, once nothing is owed of them; for a journal without checkpoints.
-
-        Returns how many rounds were deleted.
-        """
+        Returns how many rounds were deleted."""
         with self._transaction() as db:
             return forget_rounds(db, before)
 
@@ -447,16 +431,9 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, explained(self._path):
-            db = self._connection
-            try:
-                db.execute("BEGIN IMMEDIATE")
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:  # a full disk has already rolled back
-                    db.execute("ROLLBACK")
-                raise
+        with self._lock, explained(self._path), self._connection as db:  # commits, or rolls back
+            db.execute("BEGIN IMMEDIATE")
+            yield db
 
     def _all(self, sql: str, *values: Any) -> list[Any]:
         with self._lock, explained(self._path):

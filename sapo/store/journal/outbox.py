@@ -10,19 +10,22 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from sapo.bus.base import Bus
 from sapo.core.errors import LibraryFailed, SapoError, Unavailable, UserError, described
-from sapo.store.journal.journal import Journal, OutboxItem
-from sapo.store.journal.rows import JournalError
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import JournalError, OutboxItem
 
 _log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 15.0
 _CLOSE_S = 30.0
+_UNNOTICED_S = 1.0
+"""How long something new that is owed goes unnoticed at most, without a kick."""
 _RECORDS = ("training", "track", "version")
 """Kinds of what is only recorded. No error of theirs ends a lane."""
 _SERVICES = {
@@ -49,12 +52,24 @@ class Sink(Protocol):
         """
 
 
+class PublishSink:
+    """Resends owed groups to the bus byte for byte. Delivering twice is harmless: readers know a group by its
+    id and digest."""
+
+    kind = "publish"
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def deliver(self, items: Sequence[OutboxItem], journal: Journal) -> None:
+        """Publish the groups `items` name, in order. Raises `Unavailable` when the bus is away."""
+        self._bus.publish([journal.group(item.ref) for item in items])
+
+
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """How many obligations go to a sink at once, and how long the oldest may wait for more, in seconds.
-
-    A lane that waits for more is not woken by every kick: it looks when the time is up, or every second.
-    """
+    """How many obligations go to a sink at once, and how long the oldest may wait for more, in seconds. A
+    lane that waits for more is not woken by every kick: it looks when the time is up, or every second."""
 
     items: int = 64
     flush_s: float = 0.0
@@ -76,8 +91,6 @@ class DeliveryFailed(SapoError):
 class LaneState:
     """What has become of one sink's deliveries since the deliverer was started."""
 
-    delivered: int = 0
-    outages: int = 0
     failed_attempts: int = 0
     """In the outage that lasts now; 0 when there is none."""
     down_since: float | None = None
@@ -130,7 +143,7 @@ class SinkWorker:
                 raise
             return self._failed(error)
         journal.acknowledge(self.sink.kind, items[-1].seq)
-        self._succeeded(len(items))
+        self._succeeded()
         return 0.0
 
     def _failed(self, error: Exception) -> float:
@@ -140,7 +153,6 @@ class SinkWorker:
         kind, why, begins = self.sink.kind, state.reason, state.down_since is None
         if begins:
             state.down_since = now
-            state.outages += 1
         if begins and away:
             _log.warning("%s: unavailable, what is owed waits in the journal: %s", kind, why)
         if not away and (begins or why != self._alarmed):
@@ -152,9 +164,8 @@ class SinkWorker:
         self._retry_at = now + wait
         return wait
 
-    def _succeeded(self, count: int) -> None:
+    def _succeeded(self) -> None:
         state = self.state
-        state.delivered += count
         if state.down_since is not None:
             seconds = self._clock() - state.down_since
             _log.warning(
@@ -167,11 +178,8 @@ class SinkWorker:
 
 
 class Deliverer:
-    """Runs one lane per sink in background threads, from construction until `close`.
-
-    `plans` replaces the batch sizes and waiting times of `PLANS` for single kinds. `interval_s` bounds how
-    long an obligation goes unnoticed without a kick.
-    """
+    """Runs one lane per sink in background threads, from construction until `close`. `plans` replaces the
+    batch sizes and waiting times of `PLANS` for single kinds."""
 
     def __init__(
         self,
@@ -179,19 +187,17 @@ class Deliverer:
         sinks: Sequence[Sink],
         *,
         clock: Callable[[], float] = time.time,
-        interval_s: float = 1.0,
         plans: Mapping[str, FlushPolicy] | None = None,
-        rng: random.Random | None = None,
     ) -> None:
-        self._path, self._interval = Path(journal_path), interval_s
+        self._path = Path(journal_path)
         self._changed = threading.Condition()
         self._kicks = 0
         self._flushes = 0
         self._closing = False
         chosen = {**PLANS, **(plans or {})}
-        shared = rng or random.Random()
+        rng = random.Random()
         self._lanes = [
-            SinkWorker(sink, chosen.get(sink.kind, FlushPolicy()), clock=clock, rng=shared) for sink in sinks
+            SinkWorker(sink, chosen.get(sink.kind, FlushPolicy()), clock=clock, rng=rng) for sink in sinks
         ]
         self._threads = [
             threading.Thread(target=self._run, args=(lane,), name=f"deliver-{lane.sink.kind}", daemon=True)
@@ -224,17 +230,13 @@ class Deliverer:
         self.check()
         return all(lane.flushed >= wanted for lane in self._lanes)
 
-    def states(self) -> dict[str, LaneState]:
-        """What has become of each kind's deliveries so far."""
-        return {lane.sink.kind: replace(lane.state) for lane in self._lanes}
-
     def why_owing(self) -> str:
         """Why deliveries fail now, in one line; empty if none does."""
-        return "; ".join(state.reason for state in self.states().values() if state.down_since is not None)
+        return "; ".join(lane.state.reason for lane in self._lanes if lane.state.down_since is not None)
 
     def away(self) -> set[str]:
         """The services that take no deliveries now."""
-        return {_SERVICES[kind] for kind, state in self.states().items() if state.down_since is not None}
+        return {_SERVICES[lane.sink.kind] for lane in self._lanes if lane.state.down_since is not None}
 
     def close(self) -> None:
         """Let deliveries in hand finish and stop; what is owed stays in the journal. Twice is harmless."""
@@ -270,7 +272,7 @@ class Deliverer:
                 while not self._closing:
                     kicks, flush = self._kicks, self._flushes
                     wait = lane.step(journal, flush)
-                    pause = self._interval if wait is None else min(wait, self._interval)
+                    pause = _UNNOTICED_S if wait is None else min(wait, _UNNOTICED_S)
                     self._pause(lane, kicks, flush, pause)
         except Exception as error:
             _log.exception("%s: delivery failed", lane.sink.kind)

@@ -136,10 +136,8 @@ class RefusalRow:
 
 @dataclass(frozen=True, slots=True)
 class PeerUpdates:
-    """What a round has learned of peers: rows to write, and what need not be remembered any longer.
-
-    `streams` is JSON of `sapo.peers.resend_guard` by author; None forgets the author.
-    """
+    """What a round has learned of peers: rows to write, and what need not be remembered any longer. `streams`
+    is JSON of `sapo.peers.resend_guard` by author; None forgets the author."""
 
     met: Sequence[SeenGroup] = ()
     forgotten: Collection[str] = ()

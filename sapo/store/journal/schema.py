@@ -171,8 +171,8 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> int:
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Step by step from whatever version it has; another thread of this node may have been faster."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:  # commits, or rolls back
+        connection.execute("BEGIN IMMEDIATE")
         if _check_version(connection, path) < 2:
             _add_links(connection, path)
         if _check_version(connection, path) < 3:
@@ -183,11 +183,6 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         if _check_version(connection, path) < 5:
             connection.execute(_ANNOUNCED)
         connection.execute(f"PRAGMA user_version = {JOURNAL_VERSION}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _add_links(connection: sqlite3.Connection, path: Path) -> None:

@@ -39,10 +39,8 @@ class Version:
 
 
 def find(uri: str, name: str, which: str) -> Version:
-    """The version of a registered model that `which` names: a number, an alias, or `latest`.
-
-    Raises `UserError` where there is none, `Unavailable` when MLflow is away.
-    """
+    """The version of a registered model that `which` names: a number, an alias, or `latest`. Raises
+    `UserError` where there is none, `Unavailable` when MLflow is away."""
     known = versions_of(uri, name)
     field, value = "MODEL", f"models:/{name}{'/' if which.isdecimal() else '@'}{which}"
     if not known:
@@ -59,10 +57,8 @@ def find(uri: str, name: str, which: str) -> Version:
 
 
 def versions_of(uri: str, name: str) -> list[Version]:
-    """All versions of a registered model, oldest first; none of a store that was not made yet.
-
-    Raises `Unavailable` when MLflow is away.
-    """
+    """All versions of a registered model, oldest first; none of a store that was not made yet. Raises
+    `Unavailable` when MLflow is away."""
     kind, sign, file = uri.partition(":///")
     # SQLAlchemy takes the path as it is, without any quoting, up to a question mark
     if sign and kind == "sqlite" and not Path(file.partition("?")[0]).exists():
@@ -149,12 +145,6 @@ def lineage(checkpoint: Path) -> dict[str, str]:
     }
 
 
-def store(client: Any, logged: Any, directory: Path, name: str, tags: Mapping[str, str]) -> None:
-    """Write the model in `directory` to the place MLflow has for the logged model."""
-    with stored(client, logged) as place:
-        _save(directory, place, logged, name, tags)
-
-
 @contextmanager
 def stored(client: Any, logged: Any) -> Iterator[Path]:
     """A folder, not made yet, whose files are the logged model's when the block ends."""
@@ -190,7 +180,8 @@ def create_version(client: Any, name: str, logged: Any, run: str, tags: Mapping[
     return int(version.version)
 
 
-def _save(directory: Path, place: Path, logged: Any, name: str, tags: Mapping[str, str]) -> None:
+def store(client: Any, logged: Any, directory: Path, name: str, tags: Mapping[str, str]) -> None:
+    """Write the model in `directory` to the place MLflow has for the logged model."""
     import mlflow.transformers
     from huggingface_hub import ModelCard
     from mlflow.models import Model
@@ -200,24 +191,25 @@ def _save(directory: Path, place: Path, logged: Any, name: str, tags: Mapping[st
     said = {key: value for key, value in sorted(tags.items()) if not key.startswith("sapo.history")}
     facts = "".join(f"- {key}: {value}\n" for key, value in said.items())
     card = (directory / "README.md").read_text(encoding="utf-8")
-    mlflow.transformers.save_model(
-        str(directory),
-        str(place),
-        task="llm/v1/chat",
-        # chat templates write the start token themselves
-        model_config={
-            "max_new_tokens": GenerationConfig.from_pretrained(directory).max_new_tokens,
-            "add_special_tokens": False,
-        },
-        # a card and requirements are given because MLflow would look for both on the network
-        model_card=ModelCard(f"{card}\n## Lineage\n\n{facts}"),
-        pip_requirements=requirements(REQUIREMENTS),
-        mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
-    )
-    (place / "LICENSE.txt").unlink(missing_ok=True)
-    written = Model.load(str(place / "MLmodel"))
-    written.flavors["transformers"]["source_model_name"] = name
-    written.save(str(place / "MLmodel"))
+    with stored(client, logged) as place:
+        mlflow.transformers.save_model(
+            str(directory),
+            str(place),
+            task="llm/v1/chat",
+            # chat templates write the start token themselves
+            model_config={
+                "max_new_tokens": GenerationConfig.from_pretrained(directory).max_new_tokens,
+                "add_special_tokens": False,
+            },
+            # a card and requirements are given because MLflow would look for both on the network
+            model_card=ModelCard(f"{card}\n## Lineage\n\n{facts}"),
+            pip_requirements=requirements(REQUIREMENTS),
+            mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
+        )
+        (place / "LICENSE.txt").unlink(missing_ok=True)
+        written = Model.load(str(place / "MLmodel"))
+        written.flavors["transformers"]["source_model_name"] = name
+        written.save(str(place / "MLmodel"))
 
 
 def requirements(packages: Sequence[str]) -> list[str]:

@@ -35,7 +35,6 @@ _LEGEND = (
 
 
 def create(client: Any, experiment: str, swarm: str) -> None:
-    """Make the swarm's run."""
     client.create_run(experiment, run_name=swarm, tags={KIND: WHOLE, SWARM: swarm})
 
 
@@ -71,20 +70,16 @@ def join(client: Any, experiment: str, swarm: str, run: str) -> Any:
 
 
 def leave(client: Any, experiment: str, run: str, status: str, at: float | None = None) -> None:
-    """A node's run has ended with `status`: where it was the last, the swarm's ends with it.
-
-    `at` is in seconds; now when not given.
-    """
+    """A node's run has ended with `status`: where it was the last, the swarm's ends with it. `at` is in
+    seconds; now when not given."""
     parent = client.get_run(run).data.tags.get(PARENT)
     if parent is not None and not _search(client, experiment, {KIND: ONE, PARENT: parent}, running=True):
         client.set_terminated(parent, status, None if at is None else int(at * 1000))
 
 
 def mean_rewards(client: Any, experiment: str, parent: Any) -> list[tuple[str, float, int, int]]:
-    """(name, value, time stamp, round) of the rewards that nodes had in a round, in the mean over nodes.
-
-    Each is dated as the last of the values it is made of, so that it is the same whenever it is computed.
-    """
+    """(name, value, time stamp, round) of the rewards that nodes had in a round, in the mean over nodes. Each
+    is dated as the last of the values it is made of, so that it is the same whenever it is computed."""
     rows = []
     nodes = client.search_runs([experiment], f"tags.`{PARENT}` = '{parent.info.run_id}'")
     for name in CURVES:

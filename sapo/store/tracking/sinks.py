@@ -14,7 +14,7 @@ from sapo.core.types import Batch, RoundResult, canonical
 from sapo.core.user_cache import default_cache
 from sapo.policy.checkpoint import BrokenCheckpoint
 from sapo.policy.model_source import source
-from sapo.store.journal.rows import ChainLink, JournalError
+from sapo.store.journal.rows import ChainLink, JournalError, OutboxItem
 from sapo.store.tracking import model_registry, sample_table
 from sapo.store.tracking.tracker import (
     BATCHES,
@@ -35,15 +35,6 @@ log = logging.getLogger(__name__)
 
 WHOLE = "eval/"
 """Series that are rare already, and stay whole."""
-
-
-class Owed(Protocol):
-    """A delivery the journal owes: the finished round, or the rounds a checkpoint has seen and its path."""
-
-    @property
-    def round(self) -> int: ...
-    @property
-    def ref(self) -> str: ...
 
 
 class Results(Protocol):
@@ -68,7 +59,7 @@ class TrackSink:
         self.tracker, self.samples_every, self.keep_rounds = tracker, samples_every, keep_rounds
         self._figures = Sieve(tracker.node)
 
-    def deliver(self, items: Sequence[Owed], journal: Results) -> None:
+    def deliver(self, items: Sequence[OutboxItem], journal: Results) -> None:
         """Log these rounds. Raises `Unavailable` when MLflow is away."""
         self.tracker.log_rounds([self._thinned(journal.result(item.round)) for item in items])
         every = self.samples_every
@@ -87,24 +78,20 @@ class TrackSink:
 
     def _thinned(self, result: RoundResult) -> RoundResult:
         kept = self._figures.kept(result.metrics)  # an earlier release refused none
-        if self.keep_rounds and result.round >= self.keep_rounds:
-            kept = {n: value for n, value in kept.items() if logged(n, result.round, self.keep_rounds)}
+        kept = {name: value for name, value in kept.items() if logged(name, result.round, self.keep_rounds)}
         return result.model_copy(update={"metrics": kept})
 
 
-def spacing(age: int, keep: int) -> int:
-    """Of rounds `age` back, every how many-th has a value: all of the newest `keep`, then ten times fewer
-    for every ten times as far back. A series of R rounds has about `keep` x (1 + log10(R / keep)) values."""
-    every, reach = 1, keep
-    while keep and age >= reach:
-        every, reach = every * 10, reach * 10
-    return every
-
-
 def logged(name: str, round: int, keep: int) -> bool:
-    """Whether a round's value is sent to a server that keeps what it has: the first `keep` rounds are whole,
-    later ones further apart, as many in all as `spacing` leaves."""
-    return name.startswith(WHOLE) or round % spacing(round, keep) == 0
+    """Whether a round's value is sent to a server that keeps what it has: all of the first `keep` rounds (0:
+    of all), then ten times fewer for every ten times as far on. `eval/` stays whole.
+
+    A series of R rounds has about `keep` x (1 + log10(R / keep)) values.
+    """
+    every, reach = 1, keep
+    while keep and round >= reach:
+        every, reach = every * 10, reach * 10
+    return name.startswith(WHOLE) or round % every == 0
 
 
 class VersionSink:
@@ -128,7 +115,7 @@ class VersionSink:
         self.about = {tag: value[:LONGEST_TAG] for tag, value in (about or {}).items()}
         self.history_version: Callable[[], int | None] = lambda: None
 
-    def deliver(self, items: Sequence[Owed], journal: Results) -> None:
+    def deliver(self, items: Sequence[OutboxItem], journal: Results) -> None:
         """Register each checkpoint once. Raises `Unavailable` when MLflow is away."""
         for item in items:
             checkpoint = Path(item.ref)

@@ -95,10 +95,8 @@ class Tracker:
         self._rollouts: sample_table.Table | None = None
 
     def start(self) -> str:
-        """Find or create the experiment and this incarnation's run, mark it running; returns its id.
-
-        A run that is only added to afterwards stays marked as it is.
-        """
+        """Find or create the experiment and this incarnation's run, mark it running; returns its id. A run
+        that is only added to afterwards stays marked as it is."""
         with self._lock, self._reaching():
             if self._known_run is None:
                 self._known_run = self._find_or_create_run()
@@ -143,10 +141,8 @@ class Tracker:
             self._client().log_batch(run, tags=[entities.RunTag(key, value) for key, value in tags.items()])
 
     def end(self, status: str = "FINISHED", at: float | None = None) -> None:
-        """Mark the run as over: `FINISHED`, `KILLED` (stopped, may be resumed) or `FAILED`.
-
-        `at` is in seconds; now when not given.
-        """
+        """Mark the run as over: `FINISHED`, `KILLED` (stopped, may be resumed) or `FAILED`. `at` is in
+        seconds; now when not given."""
         run = self.start()
         with self._lock, self._reaching():
             self._client().set_terminated(run, status, None if at is None else int(at * 1000))
@@ -168,12 +164,11 @@ class Tracker:
         `at` is in seconds. It may be logged again.
         """
         with self._lock, self._reaching():
-            client, entities = self._client(), model_registry.load_mlflow().entities
-            experiment = self._experiment()
+            client, experiment = self._client(), self._experiment()
             parent = parent_run.whole(client, experiment, self.swarm)
             stamp = int(at * 1000)
-            rows = [entities.Metric(*one) for one in parent_run.mean_rewards(client, experiment, parent)]
-            rows += [entities.Metric(n, v, stamp, step) for n, line in figures.items() for step, v in line]
+            rows = parent_run.mean_rewards(client, experiment, parent)
+            rows += [(name, v, stamp, step) for name, line in figures.items() for step, v in line]
             self._send(str(parent.info.run_id), rows)
 
     def register(self, checkpoint: Path, round: int, *, tags: Mapping[str, str] | None = None) -> int:
@@ -266,14 +261,14 @@ class Tracker:
     def _log(self, values: Sequence[tuple[str, float, float, int]]) -> None:
         run = self.start()
         with self._lock, self._reaching():
-            metric = model_registry.load_mlflow().entities.Metric
-            self._send(run, [metric(name, value, int(at * 1000), step) for name, value, at, step in values])
+            self._send(run, [(name, value, int(at * 1000), step) for name, value, at, step in values])
 
-    def _send(self, run: str, rows: Sequence[Any]) -> None:
-        for row in rows:
-            check(row.key, row.value)
+    def _send(self, run: str, values: Sequence[tuple[str, float, int, int]]) -> None:
+        """Log values as (name, value, time in milliseconds, step)."""
+        for name, value, _, _ in values:
+            check(name, value)
         metric = model_registry.load_mlflow().entities.Metric
-        rows = [metric(encoded(row.key), row.value, row.timestamp, row.step) for row in rows]
+        rows = [metric(encoded(name), value, ms, step) for name, value, ms, step in values]
         for start in range(0, len(rows), METRICS_AT_ONCE):
             self._client().log_batch(run, metrics=rows[start : start + METRICS_AT_ONCE])
 
@@ -349,10 +344,8 @@ class Tracker:
         return str(found.experiment_id)
 
     def _version(self, round: int) -> Any:
-        """The version of a round, or None.
-
-        A server that hung may have answered a request after its retry, and made two: the later one goes.
-        """
+        """The version of a round, or None. A server that hung may have answered a request after its retry,
+        and made two: the later one goes."""
         tags = {INCARNATION: self.incarnation, ROUND: str(round)}
         terms = [f"name = '{self.model_name}'", *(f"tag.`{key}` = '{value}'" for key, value in tags.items())]
         found = sorted(

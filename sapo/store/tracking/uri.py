@@ -24,14 +24,9 @@ def tracking_uri(home: Home, config: Config) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.mlflow_db}"
 
 
-def own_server(home: Home, uri: str) -> bool:
-    """Whether an address is that of the MLflow server this home's swarm runs, or of the file it writes."""
-    running = service_registry.read(home)
-    kept = running is not None and running.mlflow.pid is not None and running.mlflow.url == uri.rstrip("/")
-    return kept or uri == f"sqlite:///{home.mlflow_db}"
-
-
 def own_artifacts(home: Home, uri: str) -> Path | None:
     """Where a new experiment at an address keeps its files; None leaves it to a server of others."""
+    running = service_registry.read(home)
+    own = running is not None and running.mlflow.pid is not None and running.mlflow.url == uri.rstrip("/")
     # a database file has no server, and MLflow would put them into the working folder
-    return home.artifacts if own_server(home, uri) or uri.startswith("sqlite:") else None
+    return home.artifacts if own or uri.startswith("sqlite:") else None
