@@ -28,6 +28,7 @@ from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import PeerGroup, TaskWorkers, Verification
 
 from .grid import Arm, Limit, identity
+from .metrics import known_mean
 from .planted import Planter
 
 EPOCH = 1_000_000.0
@@ -241,11 +242,6 @@ def weights_spread(nodes: Sequence[Sequence[torch.Tensor]]) -> float | None:
     return math.sqrt(math.fsum(squares) / sum(one.numel() for one in nodes[0]))
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    """The mean, or None of nothing."""
-    return sum(values) / len(values) if values else None
-
-
 def series_of(batch: Batch, result: RoundResult) -> dict[str, float | None]:
     """What a record keeps of a node's round."""
     metrics = result.metrics
@@ -255,9 +251,9 @@ def series_of(batch: Batch, result: RoundResult) -> dict[str, float | None]:
     ages = [float(batch.round - g.producer_version) for g in batch.groups if g.source == "external"]
     for task in {group.recipe.dataset for group in own}:
         lengths = [sum(one.loss_mask) for g in own if g.recipe.dataset == task for one in g.samples]
-        kept[f"tokens/answer/{task}"] = _mean([float(length) for length in lengths])
-    kept["share/zero_advantage"] = _mean([float(not group.informative) for group in own])
-    kept["staleness/rounds"] = _mean(ages)
+        kept[f"tokens/answer/{task}"] = known_mean([float(length) for length in lengths])
+    kept["share/zero_advantage"] = known_mean([float(not group.informative) for group in own])
+    kept["staleness/rounds"] = known_mean(ages)
     kept["learn/tokens"] = 0.0 if result.skipped else metrics.get("learn/tokens", 0.0)
     return kept
 

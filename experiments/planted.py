@@ -30,13 +30,11 @@ PLANTED: Mapping[Attack, Callable[[Sequence[str], str], list[str]]] = {
     "dos": lambda steps, right: [part for step in steps for part in (FILLER, step)],
     "answer": lambda steps, right: [f"{PHRASE}{right}", *steps],
     "fluent": lambda steps, right: [*steps, f"{right}={right}"],
-    "pieces": lambda steps, right: [*PIECES, *steps],
-    "late": lambda steps, right: [PHRASE, *steps],
 }
 """What is written before the answer: a phrase; a false equation that the answer does not need; words before
 each step, the longest answers. Against a defence that asks what it is good for, the phrase with the answer in
-it; against one that asks whether it is likely, too, a needless step that is true. A phrase of which each
-author writes one word; and the phrase, but only once its author is known."""
+it; against one that asks whether it is likely, too, a needless step that is true. What authors of kind
+`pieces` and `late` write goes by who they are and when (`Planter`)."""
 
 
 def completions(
@@ -104,9 +102,10 @@ class Planter:
         return found
 
     def _plant(self, round: int) -> Callable[[Sequence[str], str], list[str]]:
-        """What it writes before an answer in a round."""
-        if self._attack == "late" and round < KNOWN:
-            return lambda steps, right: [*steps]
+        """What it writes before an answer in a round: of `pieces` its own word, of `late` the phrase once it
+        is known."""
         if self._attack == "pieces":
             return lambda steps, right: [PIECES[self._number % len(PIECES)], *steps]
+        if self._attack == "late":
+            return PLANTED["text"] if round >= KNOWN else lambda steps, right: [*steps]
         return PLANTED[self._attack]

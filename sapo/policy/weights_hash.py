@@ -1,9 +1,8 @@
 """Digests of a model's weights, made beside what else there is to do after an update."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import torch
 
+from sapo.core.beside import begun
 from sapo.policy.models import tensor_checksums, weights_sha256
 
 
@@ -13,9 +12,7 @@ class Digests:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        pool = ThreadPoolExecutor(1, "digests")
-        self._sha256 = pool.submit(weights_sha256, model)
-        pool.shutdown(wait=False)
+        self._sha256 = begun("digests", lambda: weights_sha256(model))
 
     def result(self) -> tuple[str, tuple[int, ...]]:
         """Both; raises what hashing raised."""

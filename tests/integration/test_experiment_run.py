@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -10,7 +10,7 @@ from sapo.core.types import Batch
 from sapo.experiments.exam import questions_for
 from sapo.experiments.grid import Grid, identity, parse_grid, read
 from sapo.experiments.lockstep_swarm import SharedWorkers, opened
-from sapo.experiments.planted import ATTACKED, KNOWN, PIECES, PLANTED, Attack, Planter
+from sapo.experiments.planted import ATTACKED, KNOWN, PIECES, Attack, Planter
 from sapo.experiments.record import Job, RunRecord, load_record, record_path
 from sapo.experiments.run_arm import run_arm
 from sapo.peers.signing import unseal
@@ -113,7 +113,7 @@ def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: 
         assert sum(spent[:-1]) < 1 <= sum(spent)
 
 
-@pytest.mark.parametrize("attack", PLANTED)
+@pytest.mark.parametrize("attack", get_args(Attack))
 def test_every_second_answer_of_an_attack_passes_and_carries_what_it_plants(attack: Attack) -> None:
     grid = next(grid for grid in map(read, ("planted", "planted-adapted")) if attack in grid.arms)
     config = grid.config(Job(arm=attack, seed=1))
