@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sapo.cli.commands.checks import check_parts
 from sapo.cli.commands.options import JsonOption, print_json, warn
 
 if TYPE_CHECKING:
@@ -56,13 +57,18 @@ def experiment(
     plan = read(grid)
     folder = Home.at(home, plan.name).root
     chosen = plan.listed(arms) if arms else []
-    print(f"{plan.name}: checking the tasks", file=sys.stderr, flush=True)
-    check_tasks(plan)
+    configs = [
+        arm for name, arm in zip(plan.arms, plan.configs(), strict=True) if name in (chosen or plan.arms)
+    ]
+    print(f"{plan.name}: checking its tasks", file=sys.stderr, flush=True)
+    check_tasks(configs)
     for note in twins(plan, chosen):
         warn(note)
     if dry_run:
         print(costs(plan, seeds, chosen, at_once(plan, jobs)))
         return
+    for config in configs:
+        check_parts(config)
     code, document = run(plan, folder, seeds=seeds, arms=chosen, jobs=jobs)
     if document is not None:
         if as_json:
@@ -96,11 +102,11 @@ def twins(plan: "Grid", chosen: Sequence[str]) -> Iterator[str]:
                 yield f"arms {one} and {other} make the same updates: {why[0] if why else 'no setting acts'}"
 
 
-def check_tasks(plan: "Grid") -> None:
+def check_tasks(configs: "Sequence[Config]") -> None:
     """Raise `UserError` for a data set that no arm could ask, before the first of them is run."""
     from sapo.ops import sites
 
-    for config in {repr(config.manifest_tasks()): config for config in plan.configs()}.values():
+    for config in {repr(config.manifest_tasks()): config for config in configs}.values():
         sites.check_tasks(config)
 
 

@@ -10,6 +10,7 @@ from experiment_support import grid
 from waiting import until
 
 from sapo import cli
+from sapo.cli.commands.checks import check_parts
 from sapo.core.errors import UserError
 from sapo.experiments.command import costs, twins
 from sapo.experiments.grid import read
@@ -34,6 +35,21 @@ def test_a_dry_run_says_what_the_runs_come_to_and_makes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_arm_that_needs_what_is_not_here_is_refused_before_the_first_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    head = 'name = "mine"\nabout = "ours or theirs"\npreset = "starter"\nrounds = 2\nseeds = 1\n'
+    file.write_text(
+        head + 'arm = [{ name = "ours" }, { name = "theirs", set.learn.loss = "nobody.losses:mine" }]\n'
+    )
+    call = ["experiment", str(file), "--home", str(tmp_path / "home")]
+    assert cli.invoke(call) == 2
+    assert "learn.loss" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
+    assert cli.invoke([*call, "--dry-run"]) == 0
+
+
 @pytest.mark.parametrize("name", ["real", "real-aha", "real-foreign"])
 def test_a_grid_of_a_real_model_takes_three_hours_one_run_at_a_time(name: str) -> None:
     plan = read(name)
@@ -43,6 +59,8 @@ def test_a_grid_of_a_real_model_takes_three_hours_one_run_at_a_time(name: str) -
     assert 150 < 60 * hours + minutes <= 180
     assert threads_of(plan) == 2
     assert list(twins(plan, [])) == []
+    for config in plan.configs():
+        check_parts(config)
 
 
 def test_what_a_run_costs_is_what_is_answered_learned_and_examined() -> None:

@@ -66,17 +66,21 @@ def refuse_fewer_rounds(config: Config, home: Home, rounds: int | None) -> None:
 
 
 def check_built(config: Config) -> None:
-    """Raise `UserError` for a bus that works only inside one process, and for an engine, a device, a package
-    or a model that is not here."""
+    """Raise `UserError` for a bus that works only inside one process, and for what `check_parts` finds."""
+    if config.bus.type == "memory":
+        raise UserError(
+            "bus.type", "memory", "works inside one process only", 'set it to "sqlite" or "kafka"'
+        )
+    check_parts(config)
+
+
+def check_parts(config: Config) -> None:
+    """Raise `UserError` for a node's engine, device, package or model that is not here."""
     from sapo.core import own_code
     from sapo.peers.keyring import refuse_strange_names
     from sapo.policy.engines import check_engine
     from sapo.policy.model_source import check_source
 
-    if config.bus.type == "memory":
-        raise UserError(
-            "bus.type", "memory", "works inside one process only", 'set it to "sqlite" or "kafka"'
-        )
     for name in config.nodes:
         own = config.for_node(name)
         refuse_strange_names(own)
