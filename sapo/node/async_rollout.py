@@ -1,12 +1,12 @@
 """Generation for the next round beside the update of this one: off by one update, and its groups say so."""
 
 import logging
-import threading
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
+from sapo.core.beside import begun
 from sapo.node.rollout import Completions, Request, RolloutMaker
 
 log = logging.getLogger(__name__)
@@ -24,13 +24,6 @@ class Answered:
     seconds: float
 
 
-@dataclass
-class _Work:
-    request: Request
-    future: "Future[Answered]" = field(default_factory=Future)
-    dropped: bool = False
-
-
 class Ahead:
     """At most one round's completions, sampled in a thread of their own from the weights it began with.
 
@@ -40,53 +33,51 @@ class Ahead:
 
     def __init__(self, rollouts: RolloutMaker) -> None:
         self._rollouts = rollouts
-        self._work: _Work | None = None
+        self._begun: Future[Answered] | None = None
+        self._dropped = False
 
     def begin(self, round: int, policy_version: int) -> None:
         """Sample a round from the weights as they are now; nothing where that was begun before. The questions
         are drawn first, in the caller's thread, which raises what drawing them raises."""
-        if self._work is None:
-            work = self._work = _Work(self._rollouts.request(round, policy_version))
-            threading.Thread(target=self._sample, args=[work], name="ahead", daemon=True).start()
+        if self._begun is None:
+            request = self._rollouts.request(round, policy_version)
+            self._begun = begun("ahead", lambda: self._sample(request))
 
     def take(self) -> Answered | None:
         """Wait for what was begun; None where nothing was, or it was dropped. Raises what sampling raised."""
-        work = self._work
-        if work is None:
+        future = self._begun
+        if future is None:
             return None
-        error = work.future.exception()
-        self._work = None
-        if work.dropped and error is not None:
+        error = future.exception()
+        dropped, self._begun, self._dropped = self._dropped, None, False
+        if not dropped:
+            return future.result()
+        if error is not None:
             log.warning("%s: sampling that was dropped failed: %s", self._rollouts.maker.own.name, error)
-        return None if work.dropped else work.future.result()
+        return None
 
     def drop(self) -> None:
         """Discard the pending result when it arrives."""
-        if self._work is not None:
-            self._work.dropped = True
+        self._dropped = self._begun is not None
 
     def end(self) -> BaseException | None:
         """Wait for the thread, at most `LEAVE_S` seconds; returns its error if none was raised yet."""
-        work, self._work = self._work, None
-        if work is None:
+        future, dropped = self._begun, self._dropped
+        self._begun, self._dropped = None, False
+        if future is None:
             return None
         try:
-            error = work.future.exception(LEAVE_S)
+            error = future.exception(LEAVE_S)
         except TimeoutError:
             log.warning(
                 "%s: left to itself after %g s: sampling ahead", self._rollouts.maker.own.name, LEAVE_S
             )
             return None
-        return None if work.dropped else error
+        return None if dropped else error
 
-    def _sample(self, work: _Work) -> None:
+    def _sample(self, request: Request) -> Answered:
         # a thread begins with OpenMP's own number of threads
         torch.set_num_threads(self._rollouts.maker.own.config.threads)
         started = self._rollouts.maker.clock()
-        try:
-            completions = self._rollouts.answer(work.request)
-        except BaseException as error:
-            work.future.set_exception(error)
-        else:
-            seconds = self._rollouts.maker.clock() - started
-            work.future.set_result(Answered(work.request, completions, seconds))
+        completions = self._rollouts.answer(request)
+        return Answered(request, completions, self._rollouts.maker.clock() - started)
