@@ -18,8 +18,8 @@ def words(path: Path) -> str:
     [
         (
             *("real-aha", "4/4", "silos", "spread/pass_at_1"),
-            "alone at 0: +{mean} points ({low} to +{high}), three seeds | `sapo experiment real-aha`",
-            "{mean} points ({low} to +{high})",
+            "alone at 0: **+{mean} points** (+{low} to +{high}) | `sapo experiment real-aha`",
+            "+{mean} points (+{low} to +{high})",
         ),
         (
             *("aha", "4/4", "silos", "spread/pass_at_1"),
