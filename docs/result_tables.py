@@ -3,7 +3,8 @@
 `sapo experiment` writes such a file; `python docs/result_tables.py FOLDER` keeps what the tables need of it.
 A table stands between the lines `<!-- NAME: arms -->` and `<!-- end -->`, or `comparisons`. Where nodes were
 asked together, `learned` and `untrained` hold each way to answer as one, on tasks that nodes learn or do not;
-`runs` are runs of preset smollm2, `taught` is who taught whom in one swarm.
+`runs` are runs of preset smollm2, `taught` is who taught whom in one swarm, `pairs` what each of two nodes
+ends at.
 """
 
 import json
@@ -19,6 +20,7 @@ from typing import Any
 from sapo.cli.report.svg_charts import HEIGHT, WIDTH
 from sapo.experiments import charts
 from sapo.experiments.charts import spread_panels
+from sapo.experiments.interval_chart import interval_chart
 from sapo.experiments.metrics import (
     ANSWER_SPREAD,
     HOSTILE,
@@ -32,13 +34,14 @@ from sapo.experiments.metrics import (
     TOTAL,
     WAYS,
 )
+from sapo.experiments.record import slug
 from sapo.experiments.text import IN_POINTS, NAMES
 
 HERE = Path(__file__).parent
 KEPT = HERE / "results"
 PAGE = HERE / "results.md"
 TABLE = re.compile(
-    r"<!-- (\S+): (arms|comparisons|learned|untrained|runs|taught) -->\n.*?<!-- end -->", re.DOTALL
+    r"<!-- (\S+): (arms|comparisons|learned|untrained|runs|taught|pairs) -->\n.*?<!-- end -->", re.DOTALL
 )
 Json = dict[str, Any]
 COLUMNS = (
@@ -160,6 +163,30 @@ def taught(found: Json) -> str:
     return _table(rows)
 
 
+def pairs(found: Json) -> str:
+    """A row per arm of two nodes, the second of which is followed, with a value per seed: what each ends at,
+    and what n0 wrote in the second half of the run."""
+    heads = [
+        "n0, held-out pass@1, %",
+        "n1, held-out pass@1, %",
+        "`reward/local` of n0",
+        "tokens of its answers",
+    ]
+    rows = [["arm", *heads]]
+    for name, arm in found["arms"].items():
+        records = [
+            json.loads(path.read_text(encoding="utf-8"))["series"]
+            for path in sorted((KEPT / "runs" / found["name"] / slug(name)).glob("seed*.json"))
+        ]
+        columns = [(node, ".1f") for node in _of_two(arm)]
+        columns += [
+            ([_second_half(one[key][0]) for one in records], form)
+            for key, form in ((LOCAL, ".2f"), ("tokens/answer", ".0f"))
+        ]
+        rows.append([name, *(", ".join(f"{value:{form}}" for value in values) for values, form in columns)])
+    return _table(rows)
+
+
 def page() -> str:
     """results.md with its tables made anew."""
     tables = {
@@ -169,6 +196,7 @@ def page() -> str:
         "untrained": untrained,
         "runs": runs,
         "taught": taught,
+        "pairs": pairs,
     }
 
     def made(found: re.Match[str]) -> str:
@@ -180,9 +208,13 @@ def page() -> str:
 
 def keep(folder: Path) -> Path:
     """Keep of an experiment's results.json what the tables need, and its picture: where a trait was followed,
-    how it spread from node to node."""
+    how it spread from node to node; where a node was, what it and the other end at."""
     document: Json = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    drawn = picture(spread_panels(document["arms"])) or charts.picture(document)
+    compared = {row["figure"] for row in document["comparisons"]}
+    if PASS_SPREAD in compared and TO_HALF not in compared:
+        drawn = ends(document["arms"])
+    else:
+        drawn = picture(spread_panels(document["arms"])) or charts.picture(document)
     left_out = ("curves", "spread", "by_node", "tasks")
     document["arms"] = {
         name: {key: value for key, value in arm.items() if key not in left_out}
@@ -193,6 +225,17 @@ def keep(folder: Path) -> Path:
     path.with_suffix(".svg").write_text(drawn, encoding="utf-8")
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def ends(arms: Json) -> str:
+    """What each of two nodes ends at, by arm: the mean over seeds, and a line from the least to the most."""
+    rows = [
+        (f"{arm}, {name}", statistics.fmean(node), min(node), max(node))
+        for arm, found in arms.items()
+        for name, node in zip(("n0", "n1"), _of_two(found), strict=True)
+    ]
+    svg = interval_chart("Held-out pass@1 at the end, by node", rows, x_label="%")
+    return svg.replace("<svg ", '<svg style="background:#fff;color:#222" ', 1) + "\n"
 
 
 def picture(panels: Sequence[str]) -> str:
@@ -207,6 +250,18 @@ def picture(panels: Sequence[str]) -> str:
         place = f'<svg x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" '
         parts.append(str(panel).replace("<svg ", place, 1))  # or markup would escape it
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _of_two(arm: Json) -> tuple[list[float], list[float]]:
+    """pass@1 of n0 and of n1, in percent, by seed: of n1 it is known, of both the mean."""
+    both, second = (arm["figures"][key]["per_seed"] for key in (PASS_END, PASS_SPREAD))
+    return [100 * (2 * both[seed] - second[seed]) for seed in both], [
+        100 * share for share in second.values()
+    ]
+
+
+def _second_half(line: Sequence[float | None]) -> float:
+    return statistics.fmean(value for value in line[len(line) // 2 :] if value is not None)
 
 
 def _points(found: Json) -> str:
