@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sapo.cli.commands.checks import check_parts
 from sapo.cli.commands.options import JsonOption, print_json, warn
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ def experiment(
     Runs that are complete are kept: a call that was stopped, or killed, goes on where it was, and one with
     more seeds adds them. It ends with DIR/results.json, DIR/report.html and DIR/picture.svg.
     """
+    from sapo.cli.commands.checks import check_parts
     from sapo.core.config.home import Home
 
     from .grid import read
