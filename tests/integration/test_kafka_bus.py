@@ -334,7 +334,7 @@ class TestOutage:
         try:
             with ThreadPoolExecutor(1) as thread:
                 writing = thread.submit(timed, lambda: bus.publish(groups(5, first=10)))
-                # a publish that waits keeps no poll waiting; one may still be told of the log before the pause
+                # a publish that waits keeps no poll waiting; one may be told of the log before the pause
                 assert timed(lambda: [poll(bus, positions) for _ in range(2)])[0] < 5
                 at_once = [timed(lambda: poll(bus, positions))[0] for _ in range(5)]
                 assert max(at_once) < 0.5
