@@ -106,7 +106,9 @@ def test_a_run_that_cannot_be_made_is_told_and_the_rest_goes_on(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # away; making a store takes seconds
     values = grids.read("smoke").model_dump(mode="json", by_alias=True, exclude_none=True)
-    values["arm"][0]["set"]["model"] = str(tmp_path / "no-model")
+    (folder := tmp_path / "no-model").mkdir()
+    (folder / "config.json").write_text("{}")  # refused only where a run loads it
+    values["arm"][0]["set"]["model"] = str(folder)
     path = smoke(tmp_path, arm=values["arm"], seeds=1)
     assert cli.invoke(["experiment", str(path), "--home", str(tmp_path / "home")]) == 1
     said = capsys.readouterr().err
