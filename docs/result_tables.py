@@ -234,8 +234,7 @@ def ends(arms: Json) -> str:
         for arm, found in arms.items()
         for name, node in zip(("n0", "n1"), _of_two(found), strict=True)
     ]
-    svg = interval_chart("Held-out pass@1 at the end, by node", rows, x_label="%")
-    return svg.replace("<svg ", '<svg style="background:#fff;color:#222" ', 1) + "\n"
+    return charts.with_background(interval_chart("Held-out pass@1 at the end, by node", rows, x_label="%"))
 
 
 def picture(panels: Sequence[str]) -> str:

@@ -154,6 +154,11 @@ def picture(document: Json) -> str:
     """
     target = document["target"]
     svg = against_first(document["arms"]) if target is None else target_svg(target)
+    return with_background(svg)
+
+
+def with_background(svg: str) -> str:
+    """A chart as a file of its own, legible on any page."""
     return svg.replace("<svg ", '<svg style="background:#fff;color:#222" ', 1) + "\n"
 
 
