@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,17 +57,15 @@ def experiment(
     plan = read(grid)
     folder = Home.at(home, plan.name).root
     chosen = plan.listed(arms) if arms else []
-    configs = [
-        arm for name, arm in zip(plan.arms, plan.configs(), strict=True) if name in (chosen or plan.arms)
-    ]
+    configs = {name: config for name, config in plan.configs().items() if name in (chosen or plan.arms)}
     print(f"{plan.name}: checking its tasks", file=sys.stderr, flush=True)
-    check_tasks(configs)
-    for note in twins(plan, chosen):
+    check_tasks(configs.values())
+    for note in twins(plan, configs):
         warn(note)
     if dry_run:
         print(costs(plan, seeds, chosen, at_once(plan, jobs)))
         return
-    for config in configs:
+    for config in configs.values():
         check_parts(config)
     code, document = run(plan, folder, seeds=seeds, arms=chosen, jobs=jobs)
     if document is not None:
@@ -79,8 +77,8 @@ def experiment(
         raise typer.Exit(code)
 
 
-def twins(plan: "Grid", chosen: Sequence[str]) -> Iterator[str]:
-    """A line for every two arms whose settings differ to no effect."""
+def twins(plan: "Grid", configs: "Mapping[str, Config]") -> Iterator[str]:
+    """A line for every two of these arms whose settings differ to no effect."""
     from sapo.core import effects
 
     def acts(config: "Config") -> list[dict[str, Any]]:
@@ -91,9 +89,9 @@ def twins(plan: "Grid", chosen: Sequence[str]) -> Iterator[str]:
         ]
 
     alike: dict[object, dict[str, Config]] = {}
-    for (name, arm), config in zip(plan.arms.items(), plan.configs(), strict=True):
-        if name in (chosen or plan.arms):
-            alike.setdefault((arm.rounds, arm.control, arm.window), {})[name] = config
+    for name, config in configs.items():
+        arm = plan.arms[name]
+        alike.setdefault((arm.rounds, arm.control, arm.window), {})[name] = config
     for arms in alike.values():
         for (one, first), (other, second) in combinations(arms.items(), 2):
             if first != second and acts(first) == acts(second):
@@ -102,7 +100,7 @@ def twins(plan: "Grid", chosen: Sequence[str]) -> Iterator[str]:
                 yield f"arms {one} and {other} make the same updates: {why[0] if why else 'no setting acts'}"
 
 
-def check_tasks(configs: "Sequence[Config]") -> None:
+def check_tasks(configs: "Iterable[Config]") -> None:
     """Raise `UserError` for a data set that no arm could ask, before the first of them is run."""
     from sapo.ops import sites
 
@@ -158,7 +156,7 @@ def at_once(plan: "Grid", jobs: int | None) -> int:
 
     from .runner import threads_of
 
-    nodes = [config.for_node(name) for config in plan.configs() for name in config.nodes]
+    nodes = [config.for_node(name) for config in plan.configs().values() for name in config.nodes]
     alone = any(node.device.startswith("cuda") for node in nodes)
     return jobs or (1 if alone else max(1, usable().whole_cores // threads_of(plan)))
 

@@ -293,9 +293,9 @@ class Grid(_Part):
             _check_spread(self.spread, config)
         return config
 
-    def configs(self) -> list[Config]:
+    def configs(self) -> dict[str, Config]:
         """The config of every arm, in its first run. Raises `UserError` for settings that do not fit."""
-        return [self.config(Job(arm=name, seed=self.first_seed)) for name in self.arms]
+        return {name: self.config(Job(arm=name, seed=self.first_seed)) for name in self.arms}
 
 
 def identity(seed: int, number: int) -> Identity:

@@ -36,7 +36,7 @@ class Ledger:
     def __init__(self, grid: Grid, folder: Path, warn: Callable[[str], None]) -> None:
         self._grid, self._warn, self._away = grid, warn, False
         own = f"sqlite:///{folder / 'mlflow.db'}"
-        uri = grid.configs()[0].track.uri or os.environ.get("MLFLOW_TRACKING_URI") or own
+        uri = next(iter(grid.configs().values())).track.uri or os.environ.get("MLFLOW_TRACKING_URI") or own
         artifacts = folder / "artifacts" if uri.startswith("sqlite:") else None
         self._tracker = partial(Tracker, uri, grid.name, "", "", artifacts=artifacts)
         self._parent: Tracker | None = None

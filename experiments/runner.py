@@ -85,7 +85,7 @@ def conduct(
 
 def threads_of(grid: Grid) -> int:
     """How many threads a run has at most."""
-    return max(config.threads for config in grid.configs())
+    return max(config.threads for config in grid.configs().values())
 
 
 def _sweep(folder: Path) -> None:

@@ -58,8 +58,9 @@ def test_a_grid_of_a_real_model_takes_three_hours_one_run_at_a_time(name: str) -
     assert plan.seeds == 3
     assert 150 < 60 * hours + minutes <= 180
     assert threads_of(plan) == 2
-    assert list(twins(plan, [])) == []
-    for config in plan.configs():
+    configs = plan.configs()
+    assert list(twins(plan, configs)) == []
+    for config in configs.values():
         check_parts(config)
 
 
