@@ -76,6 +76,18 @@ def test_a_response_that_breaks_off_counts_as_paid(book: AnswerBook) -> None:
     assert book.totals()["tokens"] == bound("question 0") + 3
 
 
+@pytest.mark.parametrize("age", ["60", "9" * 400])
+def test_no_cookie_is_read_or_sent_back(book: AnswerBook, recwarn: pytest.WarningsRecorder, age: str) -> None:
+    def act(request: Request) -> None:
+        request.reply(answers("ab"[request.number]), Set_Cookie=f"a=b; max-age={age}")
+
+    with endpoint(act) as server:
+        backend_for(server.url).answer([ask(wanted=2)], book, never)
+    assert len(texts(book)) == 2
+    assert not any("cookie" in request.headers for request in server.asked)
+    assert not [one for one in recwarn if "cookie" in str(one.message)]
+
+
 def silent(request: Request) -> None:
     request.closed.wait()
 

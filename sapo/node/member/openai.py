@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, NoReturn
 
 import httpx
@@ -162,7 +163,7 @@ class OpenAIBackend:
         auth = self._authorise if self._key is not None else None
         timeout = httpx.Timeout(None, connect=min(CONNECT_S, self._member.timeout_s))
         async with httpx.AsyncClient(
-            auth=auth, timeout=timeout, verify=_trusted(), follow_redirects=False
+            auth=auth, timeout=timeout, verify=_trusted(), follow_redirects=False, cookies=_no_cookies()
         ) as client:
             call = _Call(book, client, asyncio.Semaphore(self._member.concurrency), stopping)
             call.elsewhere = any(not book.missing(ask) and book.answers(ask.place) for ask in asks)
@@ -470,6 +471,11 @@ def _endpoint(member: OpenAIMember) -> tuple[httpx.URL, str]:
         return base.copy_with(path=base.path.rstrip("/") + path), public(member.url)
     except (httpx.InvalidURL, ValueError) as error:
         raise UserError("member.url", None, str(error), "name the endpoint's address") from None
+
+
+def _no_cookies() -> CookieJar:
+    """A jar that reads no cookie: what Python makes of a strange one is a traceback."""
+    return CookieJar(DefaultCookiePolicy(netscape=False, rfc2965=False))
 
 
 @functools.cache
