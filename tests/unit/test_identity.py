@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from makers import make_group, make_identity, make_signed
 
 from sapo.core.errors import Refused, UserError
 from sapo.core.types import SCHEMA_VERSION, Group, SignedGroup, canonical, is_sound_key, sha256
-from sapo.peers.signing import MAX_UNKNOWN, Identity, seal, unseal, verify
+from sapo.peers.signing import MAX_UNKNOWN, Identity, seal, sealed, unseal, verify
 
 SMALL_ORDER = (
     "00" * 32,
@@ -298,10 +299,27 @@ def test_a_refusal_does_not_hold_what_pydantic_said() -> None:
     assert caught.value.__context__ is None
 
 
-def test_more_fields_of_a_schema_to_come_than_it_can_have_are_refused_before_they_are_written_out() -> None:
+def test_more_fields_of_a_schema_to_come_than_it_can_have_are_refused_before_they_are_read() -> None:
     fields = {"schema_version": SCHEMA_VERSION + 1, "more": ["x" * 100] * (MAX_UNKNOWN // 110)}
     taken = unseal(seal(make_group().model_copy(update=fields), make_identity("peer")))
     assert taken.model_extra == {"more": fields["more"]}
     fields["more"] = ["x" * 100] * (MAX_UNKNOWN // 100)
     with pytest.raises(Refused, match="fields unknown here"):
         unseal(seal(make_group().model_copy(update=fields), make_identity("peer")))
+
+
+def test_fields_unknown_here_are_passed_over_until_it_is_known_that_they_are_few() -> None:
+    fields = {"schema_version": SCHEMA_VERSION + 1, "more": [[]] * 100_000}
+    values = json.loads(make_group().model_copy(update=fields).canonical())
+    payloads = [canonical(values).encode()]
+    # numbers that are written longer than they came make up for the length of what is unknown
+    values["completions"][0] |= {"token_ids": [0] * 21_000, "logprobs": ["short"] * 21_000}
+    payloads.append(canonical(values).replace('"short"', "-1e15").encode())
+    for payload in payloads:
+        signed = sealed(payload, make_identity("peer"), make_group().group_id)
+        tracemalloc.start()
+        with pytest.raises(Refused, match="fields unknown here"):
+            unseal(signed)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 15 * len(payload)
