@@ -11,9 +11,12 @@ from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import Tokens
 
 
-def version_seen(group: Group, stamp: float, round: int, ends: Collection[float]) -> int:
+def version_seen(group: Group, stamp: float, round: int, ends: Collection[float], ahead: int) -> int:
     """The policy version of a foreign group that the bus had at `stamp`: its author's word, and no later than
-    the own rounds that had ended by then, of which `ends` are the last."""
+    the own rounds that had ended by then, of which `ends` are the last. One that is more than `ahead` rounds
+    ahead of the own ones stays as it is, and so is late (`LearnConfig.admits`)."""
+    if group.policy_version > round + ahead:
+        return group.policy_version
     return min(group.policy_version, round - sum(end > stamp for end in ends))
 
 

@@ -364,7 +364,8 @@ class NodeRuntime:
         trusted = keys_of(self.config.learn.trusted_peers, parts.home)
         for entry in drawn:
             assert entry.verdict is not None
-            version = version_seen(entry.group, entry.received.timestamp, self.round, self._ends)
+            stamp, ahead = entry.received.timestamp, self.config.learn.foreign_late
+            version = version_seen(entry.group, stamp, self.round, self._ends, ahead)
             groups.append(
                 batch_group(
                     parts.policy,
@@ -374,7 +375,7 @@ class NodeRuntime:
                     entry.verdict.outcomes,
                     source="external",
                     position=len(groups),
-                    age_s=moment - entry.received.timestamp,
+                    age_s=moment - stamp,
                     bus_position=entry.received.bus_position,
                     tokens=entry.tokens,
                     believed=entry.group.key in trusted,

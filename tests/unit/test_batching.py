@@ -243,6 +243,15 @@ def test_the_batch_says_how_much_of_it_is_foreign_and_how_old(reader: LoadedPoli
 
 def test_a_foreign_policy_is_no_newer_than_the_own_rounds_that_had_ended_when_the_bus_had_its_group() -> None:
     ends = [10.0, 20.0, 30.0]
-    claims = [make_group(policy_version=version) for version in (0, 7, 2**31 - 1)]
-    seen = [[version_seen(group, stamp, 8, ends) for stamp in (5.0, 25.0, 35.0)] for group in claims]
+    claims = [make_group(policy_version=version) for version in (0, 7, 10)]
+    seen = [[version_seen(group, stamp, 8, ends, 2) for stamp in (5.0, 25.0, 35.0)] for group in claims]
     assert seen == [[0, 0, 0], [5, 7, 7], [5, 7, 8]]
+
+
+def test_a_policy_that_claims_to_be_far_ahead_is_late() -> None:
+    learn = LearnConfig(foreign="positive_late", foreign_late=2)
+    for claim, learned in ((10, True), (11, False), (2**31 - 1, False)):
+        version = version_seen(
+            make_group(policy_version=claim), 35.0, 8, [10.0, 20.0, 30.0], learn.foreign_late
+        )
+        assert learn.admits(-0.5, 8 - version, told=False) is learned

@@ -108,19 +108,20 @@ def test_only_completions_with_an_advantage_in_lasting_rounds_count(store: Store
 
 
 @pytest.mark.parametrize(
-    ("learn", "foreign"),
+    ("learn", "version", "foreign"),
     [
-        ({"foreign": "as_if_own"}, [0, 1, 2]),
-        ({"foreign": "positive"}, [0, 2]),
-        ({"foreign": "positive_late", "foreign_late": 2}, [0, 1, 2]),
-        ({"foreign": "positive_late", "foreign_late": 1}, [0, 2]),
+        ({"foreign": "as_if_own"}, -2, [0, 1, 2]),
+        ({"foreign": "positive"}, -2, [0, 2]),
+        ({"foreign": "positive_late", "foreign_late": 2}, -2, [0, 1, 2]),
+        ({"foreign": "positive_late", "foreign_late": 1}, -2, [0, 2]),
+        ({"foreign": "positive_late", "foreign_late": 1}, 3, [0, 2]),
     ],
 )
 def test_foreign_completions_that_the_mode_leaves_out_do_not_count(
-    tmp_path: Path, learn: dict[str, object], foreign: list[int]
+    tmp_path: Path, learn: dict[str, object], version: int, foreign: list[int]
 ) -> None:
     made, late = Store(str(tmp_path)), batch(0)
-    groups = tuple(g.model_copy(update={"producer_version": -2}) for g in late.groups)
+    groups = tuple(g.model_copy(update={"producer_version": version}) for g in late.groups)
     late = late.model_copy(update={"groups": groups, "learn": canonical(learn)})
     sink(made).deliver([due(0)], Books(late))
     peers = {one["source"]: one["completions"] for one in teachers(made, subject(1))["peers"]}

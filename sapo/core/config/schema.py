@@ -318,7 +318,9 @@ class LearnConfig(Section):
     improbable tokens masked. `behaviour`: weighed by the ratio to the producer. `f_tis`, the paper's
     successor: so, without failures far from the own policy."""
     foreign_late: PositiveInt = 2
-    """`positive_late`: a group is late if its policy is more than so many rounds behind."""
+    """`positive_late`: a group is late if its policy is more than so many rounds behind, or ahead. Its author
+    says which it was, and an old policy that claims to be new cannot be told from one: only the bus's stamp
+    ages a group."""
     foreign_floor: Annotated[float, Field(lt=0)] = -7.0
     """`bounded`: foreign tokens below this own log-probability are masked."""
     foreign_weight: Annotated[float, Field(gt=0, le=1)] = 1.0

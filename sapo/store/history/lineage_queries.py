@@ -112,7 +112,8 @@ def rollbacks(store: Store, swarm: str, node: str, incarnation: str) -> dict[int
 _TRAINED = """advantage <> 0 AND (
         source = 'local' OR advantage > 0 OR CASE learn->>'$.foreign'
             WHEN 'positive' THEN false
-            WHEN 'positive_late' THEN round - producer_version <= (learn->>'$.foreign_late')::BIGINT
+            WHEN 'positive_late'
+            THEN round - producer_version BETWEEN 0 AND (learn->>'$.foreign_late')::BIGINT
             ELSE true END
     )"""
 """Whether a completion is trained on, as `LearnConfig.admits` has it."""
