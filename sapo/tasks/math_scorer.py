@@ -8,6 +8,7 @@ alarm signal, and that is the worker's (`worker_main.Watch`): it is off, and the
 
 import logging
 import re
+from functools import lru_cache
 from math import gcd
 from typing import Any
 
@@ -17,13 +18,16 @@ import sympy
 CONFIG = (math_verify.LatexExtractionConfig(boxed_match_priority=0),)
 """What is boxed comes first, then what is called the final answer, then the last formula."""
 MOST_CHARS = 2000
-"""Of a text's end, where its last formula is looked for."""
+"""Of a text's end, where its last formula is looked for, and a question's."""
 MOST_BRACKETS = 60
 """In it; the grammar takes seconds for hundreds of them."""
 _BOX = r"\boxed"
 _MARKED = re.compile(r"\$|\\\(|\\\[")
+_MARK = re.compile(r"\$|\\[()\[\]]")
 _COMMAND = re.compile(r"\\[A-Za-z]+(?:\{[A-Za-z ]*\})?")
 _WORD = re.compile(r"[A-Za-z]{2,}")
+_WORKED = re.compile(r"[-+*/^=]|\d[A-Za-z(]|\)\s*\(|\\[A-Za-z]")
+"""What a formula has that says more than a name or a number."""
 _PLAIN = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+(?:\.\d+)?)?")
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limit is off
 
@@ -42,8 +46,9 @@ _DRESS = re.compile(r"\\(?:left|right|displaystyle|boxed)\b|\\[,;:! $()\[\]]|[\s
 def same(answer: str, expected: str, question: str = "") -> bool:
     """Whether an answer's formula is worth the expected one, and none that leaves the work to the reader.
 
-    Such is one that stands in the question, unless a number; one with a sum, integral, limit or the like that
-    is not expected; and where a number is expected, whatever is not a number or a fraction in lowest terms.
+    Such is one that stands in the question, in another order too, unless a number; one with a sum, integral,
+    limit or the like that is not expected; and where a number is expected, whatever is not a number or a
+    fraction in lowest terms.
 
     Raises `ValueError` if what is expected holds none. Whatever sympy raises makes the answer a wrong one.
     """
@@ -59,7 +64,38 @@ def same(answer: str, expected: str, question: str = "") -> bool:
         return False
     if all(_is_number(one) for one in wanted):
         return all(_is_number(one) for one in found) and _in_lowest_terms(text)
-    return _bare(text) not in _bare(question)
+    if _bare(text) in _bare(question):
+        return False
+    shapes = {_shape(one) for one in found}
+    return bool(shapes & {_shape(one) for one in wanted}) or not shapes <= _asked(question)
+
+
+def _shape(formula: Any) -> str:
+    """A formula as it is written, but for the order of terms and factors, factors of 1, terms of 0, and a
+    name before it (`y = ...`)."""
+    if isinstance(formula, sympy.Equality) and isinstance(formula.lhs, sympy.Symbol):
+        formula = formula.rhs
+    if not getattr(formula, "args", ()):
+        return str(formula)
+    parts = [_shape(one) for one in formula.args]
+    if isinstance(formula, sympy.Add | sympy.Mul):
+        parts = sorted(one for one in parts if one != str(formula.identity))
+        if len(parts) == 1:
+            return parts[0]
+    return f"{type(formula).__name__}({', '.join(parts)})"
+
+
+@lru_cache(maxsize=64)  # of a row there are several answers
+def _asked(question: str) -> frozenset[str]:
+    """Shapes of the formulas of a question: what LaTeX marks, and what stands between words."""
+    pieces = [
+        piece
+        for part in _MARK.split(question[-MOST_CHARS:])
+        for piece in (_WORD.split(part) if _WORD.search(_COMMAND.sub("", part)) else [part])
+    ]
+    worked = (piece for piece in pieces if _WORKED.search(piece) and not _DONE_BY_READING.search(piece))
+    formulas = {piece.strip(" .,;:?!") for piece in worked}
+    return frozenset(_shape(one) for formula in formulas for one in _read(f"${formula}$"))
 
 
 def _to_do(formula: Any) -> set[type]:
@@ -86,7 +122,7 @@ def _in_lowest_terms(formula: str) -> bool:
 
 
 def _last_formula(shown: str) -> str:
-    marked = [one for one in re.split(r"\$|\\\(|\\\)|\\\[|\\\]", shown) if one.strip(" .\n")]
+    marked = [one for one in _MARK.split(shown) if one.strip(" .\n")]
     return marked[-1] if marked else ""
 
 

@@ -203,6 +203,27 @@ def test_a_formula_of_the_question_is_no_answer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "expected", "answer", "score"),
+    [
+        ("Factor $x^2-1$.", "(x-1)(x+1)", "$-1+x^2$", 0.0),
+        ("Factor $y = x^2-1$.", "(x-1)(x+1)", "$1x^2-1+0$", 0.0),
+        ("Factor x^2-1 over the integers.", "(x-1)(x+1)", "$-1+x^2$", 0.0),
+        (r"Expand \((x-1)(x+1)\).", "x^2-1", "$(x+1)(x-1)$", 0.0),
+        ("Simplify 2x+3x.", "5x", "$3x+2x$", 0.0),
+        ("Simplify 2x+3x.", "5x", r"$x \cdot 5$", 1.0),
+        ("Factor $x+x^2$.", "x(x+1)", "(1+x)x", 1.0),
+        ("Simplify $x/6+x/3$.", r"\frac{x}{2}", r"$\frac12 x$", 1.0),
+        ("Is it $x+1$ or $x-1$?", "x+1", "$1+x$", 1.0),
+        ("A square of side $x+1$?", "(x+1)^2", "$1+2x+x^2$", 1.0),
+    ],
+)
+def test_a_formula_of_the_question_in_another_order_is_no_answer_but_the_rows_is(
+    asked: str, expected: str, answer: str, score: float
+) -> None:
+    assert SCORERS["math"](answer, expected, asked) == score
+
+
+@pytest.mark.parametrize(
     ("scorer", "answer", "problem"),
     [
         ("math", r"\binom{99999999}{49999999}", "its first answer takes too long to score"),
