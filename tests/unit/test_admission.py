@@ -240,6 +240,15 @@ def test_a_copy_of_an_own_group_is_dropped() -> None:
     assert refusal(received("thief"), seen=seen_with(received("me"))).code == "copy"
 
 
+def test_equal_answers_to_a_row_prove_no_lie_for_they_may_be_chance() -> None:
+    row = Recipe.make("file:apples", {"rows": 9, "sha256": "0" * 64}, 3)
+    for recipe, proven in ((make_group("me").recipe, True), (row, False)):
+        own, other = (received(author, recipe=recipe) for author in ("me", "other"))
+        found = admission(seen_with(own)).said_before(make_group_of(other), 1000.0)
+        assert found is not None
+        assert (found[1].arrives == "proven") is proven
+
+
 def test_another_content_under_a_known_id_is_equivocation() -> None:
     first, second = received(), received(texts=("1", "2", "9"))
     assert first.signed.group_id == second.signed.group_id
