@@ -7,7 +7,7 @@ import sqlite3
 import zlib
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -92,12 +92,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     for number in range(2):
         bus.publish([signed(number, 2, node="n1")])
     Archiver(bus, store, "tiny").run_once()
-    for name in ("training", "rollouts"):
-        rewrite(store, name)
+    rewrite(store, "training")
+    rewrite(store, "rollouts")
     return home
 
 
-def rewrite(store: Store, name: str) -> None:
+def rewrite(store: Store, name: Literal["training", "rollouts"]) -> None:
     """Let every text of a table begin with that one, unless rows are found by it."""
     table = DeltaTable(store.table_uri(name))
     kept = {"swarm", "incarnation", "group_id", "recipe", "source", *table.metadata().partition_columns}
