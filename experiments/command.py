@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sapo.cli.commands.options import JsonOption, print_json, warn
+from sapo.core.unicode import say
 
 if TYPE_CHECKING:
     from sapo.core.config.load import Config
@@ -58,12 +59,12 @@ def experiment(
     folder = Home.at(home, plan.name).root
     chosen = plan.listed(arms) if arms else []
     configs = {name: config for name, config in plan.configs().items() if name in (chosen or plan.arms)}
-    print(f"{plan.name}: checking its tasks", file=sys.stderr, flush=True)
+    say(f"{plan.name}: checking its tasks", file=sys.stderr, flush=True)
     check_tasks(configs.values())
     for note in twins(plan, configs):
         warn(note)
     if dry_run:
-        print(costs(plan, seeds, chosen, at_once(plan, jobs)))
+        say(costs(plan, seeds, chosen, at_once(plan, jobs)))
         return
     for config in configs.values():
         check_parts(config)
@@ -192,15 +193,15 @@ def write(plan: "Grid", folder: Path, seeds: int | None) -> dict[str, Any] | Non
 
 def show(document: dict[str, Any], folder: Path) -> None:
     """The results on one screen."""
-    from rich.console import Console
     from rich.markdown import Markdown
 
     from sapo.cli.report.run_tables import shortest
+    from sapo.core.terminal import Terminal
 
     from .results import PICTURE, REPORT, RESULTS
     from .text import markdown
 
-    console = Console()
+    console = Terminal()
     console.print(Markdown(markdown(document)), "")
     for what, name in (("page", REPORT), ("picture", PICTURE), ("figures", RESULTS)):
-        console.print(f"  {what:<10}{shortest(folder / name)}", highlight=False, soft_wrap=True)
+        console.print(f"  {what:<10}{shortest(folder / name)}", soft_wrap=True)

@@ -19,6 +19,7 @@ from typing import Self
 from sapo.core.child_process import tail, watch
 from sapo.core.determinism import thread_settings
 from sapo.core.errors import SapoError, UserError
+from sapo.core.unicode import say
 
 from .grid import Grid
 from .record import Job, progress_path
@@ -119,7 +120,7 @@ def make(grid: Grid, job: Job, folder: Path) -> Ended:
     except SapoError as error:
         return Ended(job, str(error), fatal=isinstance(error, UserError))
     except Exception as error:
-        print(f"{job.label}:", file=sys.stderr)
+        say(f"{job.label}:", file=sys.stderr)
         traceback.print_exc()
         return Ended(job, f"{type(error).__name__}: {error}")
     return Ended(job)

@@ -18,7 +18,7 @@ from prefect.states import State
 
 from sapo.core.child_process import stopping_on_signals
 from sapo.core.errors import Unavailable, UserError
-from sapo.core.unicode import OneLine
+from sapo.core.unicode import OneLine, say
 from sapo.ops.deployments import process_tag
 from sapo.ops.process import Process
 from sapo.ops.process_group import BAD_INPUT
@@ -86,7 +86,7 @@ def run_process(work: Callable[[Process, Orchestrator], int], home: str) -> NoRe
             with tags(process_tag(process.config)):
                 code = work(process, orchestrator)
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            say(f"error: {error}", file=sys.stderr)
             code = BAD_INPUT
         except Exception:
             log.exception("this process ends")

@@ -33,6 +33,7 @@ from prefect.workers.utilities import get_default_base_job_template_for_infrastr
 from sapo.core.config.home import Home
 from sapo.core.errors import SapoError, Unavailable, UserError
 from sapo.core.types import canonical
+from sapo.core.unicode import say
 from sapo.ops.deployments import DEPLOYED, Registration, Site, Watch, plan
 
 Tell = Callable[[str], None]
@@ -236,12 +237,12 @@ def main() -> int:
     given = arguments.parse_args()
     home = Home.at(given.home, "")
     try:
-        register(plan(home.load_config(), home, given.folder), lambda line: print(line, flush=True))
+        register(plan(home.load_config(), home, given.folder), lambda line: say(line, flush=True))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return 2
     except SapoError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -23,9 +23,8 @@ def evaluate_together(home: "Home", text: str, log: str | None, as_json: bool) -
     if log is not None and log not in WAYS:
         raise UserError("--log", log, "an ensemble does not answer so", f"name one of {', '.join(WAYS)}")
 
-    from rich.console import Console
-
     from sapo.cli.report.live_view import open_view
+    from sapo.core.terminal import Terminal
 
     from .table import ensemble_table, notes
 
@@ -44,7 +43,7 @@ def evaluate_together(home: "Home", text: str, log: str | None, as_json: bool) -
     if as_json:
         print_json(body)
         return
-    console = Console()
+    console = Terminal()
     console.print(ensemble_table(body))
     for text in notes(body):
         console.print(text)

@@ -35,7 +35,7 @@ from sapo.cli.commands import (
     ui,
 )
 from sapo.core.errors import SapoError, Unavailable, UserError
-from sapo.core.unicode import OneLine, printable
+from sapo.core.unicode import OneLine, say
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -91,13 +91,13 @@ class Grouped(TyperGroup):
 
 def _show_help(context: typer.Context, wanted: bool) -> None:
     if wanted:
-        print(context.get_help())
+        say(context.get_help())
         raise typer.Exit
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"sapo {__version__}")
+        say(f"sapo {__version__}")
         raise typer.Exit
 
 
@@ -116,7 +116,7 @@ def _before_command(context: typer.Context, version: VersionOption = False, help
 
 def _before_group(context: typer.Context, help: HelpOption = False) -> None:
     if context.invoked_subcommand is None:
-        print(context.get_help())
+        say(context.get_help())
         raise typer.Exit(BAD_INPUT)
 
 
@@ -189,7 +189,7 @@ def invoke(args: Sequence[str] | None = None) -> int:
     except Unavailable as error:
         return _say(f"{error}; sapo doctor says what is reachable", FAILED)
     except SapoError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return FAILED
     except (KeyboardInterrupt, InterruptedError, typer.Abort):
         return INTERRUPTED
@@ -245,7 +245,7 @@ def _reader_left() -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print("error: " + printable(" ".join(text.split("\n"))), file=sys.stderr)
+    say("error: " + " ".join(text.split("\n")), file=sys.stderr)
     return code
 
 

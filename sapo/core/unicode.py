@@ -3,6 +3,7 @@
 import logging
 import unicodedata
 from collections import Counter
+from typing import TextIO
 
 MARKS = 30
 """On one letter; more of them are no writing. Sorting them takes time that grows with their square."""
@@ -47,6 +48,11 @@ def printable(text: str) -> str:
     if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def say(text: str, *, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
+    """Print somebody else's text, or a line that may repeat one."""
+    print(printable(text), file=file, end=end, flush=flush)
 
 
 def one_line(text: str, most: int) -> str:

@@ -294,18 +294,23 @@ def check_servers(servers: "Sequence[Service]") -> list[Check]:
 
 def render(checks: list[Check]) -> None:
     """The checks for a person to read."""
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "missing": "[bold red]missing[/]"}
+    from sapo.core.terminal import Terminal
+
+    styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for check in checks:
-        remedy = f"\n[dim]→ {check.remedy}[/]" if check.remedy else ""
-        table.add_row(marks[check.status], check.name, f"{check.detail}{remedy}")
-    console = Console(soft_wrap=False)
+        remedy = f"\n→ {check.remedy}" if check.remedy else ""
+        mark = Text(check.status, style=styles[check.status])
+        table.add_row(mark, check.name, Text.assemble(check.detail, (remedy, "dim")))
+    console = Terminal()
     console.print(table)
-    faults = sum(check.status == "missing" for check in checks)
-    console.print("all that is needed is here" if not faults else f"[bold red]{faults} missing[/]")
+    if faults := sum(check.status == "missing" for check in checks):
+        console.print(f"{faults} missing", style="bold red")
+    else:
+        console.print("all that is needed is here")

@@ -25,6 +25,7 @@ from sapo.core.config.load import Config, merge, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.determinism import thread_settings
 from sapo.core.errors import SapoError
+from sapo.core.unicode import say
 from sapo.ops.plan_answers import (
     QUESTIONS,
     Answering,
@@ -150,7 +151,7 @@ def main(argv: list[str]) -> int:
     try:
         found = _measure(folder, config, Path(values["cache"]), values["questions"])
     except SapoError as error:
-        print(error)
+        say(str(error))
         return 1
     write_atomically(folder / FOUND, TypeAdapter(Probed).dump_json(found).decode())
     return 0

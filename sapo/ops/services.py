@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from sapo.ops.gate import LOGIN
 
 START_LIMIT_S = 300.0
 STOP_GRACE_S = 4.0
+CALLERS = 128
+"""Turned away at once, where a server does not run."""
 _UNUSED = (
     "CANCELLATION_CLEANUP",
     "CLEANUP_RECONCILER",
@@ -58,10 +60,18 @@ class SupervisedServer:
 
     child: Child
     start: Callable[[], Child]
-    """Starts it at the same address. Raises `UserError` when the port was taken meanwhile."""
+    """Starts it at the same address."""
     backoff: Backoff
+    bound: socket.socket
+    """Stays open while it does not run: whoever else got its port would be told its password."""
     due_at: float | None = None
     """When it is to be started again; None while it runs, infinite when it is given up."""
+
+    def turn_away(self) -> None:
+        """Hang up on those who have called: nobody is there to answer."""
+        with suppress(BlockingIOError):
+            for _ in range(CALLERS):
+                self.bound.accept()[0].close()
 
 
 class Running:
@@ -114,13 +124,15 @@ class Running:
         elif now >= kept.due_at:
             try:
                 kept.child = kept.start()
-            except (UserError, OSError) as error:
+            except OSError as error:
                 self._plan(name, kept, f"could not be started: {error}")
                 return
             kept.backoff.started()
             kept.due_at = None
             restarts = self._service(name).restarts + 1
             self._note(name, f"is started again, restart {restarts}", pid=kept.child.pid, restarts=restarts)
+        else:
+            kept.turn_away()
 
     def _plan(self, name: str, kept: SupervisedServer, what: str) -> None:
         wait = kept.backoff.next_wait()
@@ -194,6 +206,8 @@ def _serving(
         finally:
             home.services.unlink(missing_ok=True)
             stop_all([one.child for one in kept.values()], STOP_GRACE_S)
+            for one in kept.values():
+                one.bound.close()
 
 
 def _only_these(home: Home) -> NodeLock:
@@ -263,20 +277,18 @@ def _start(
     env: Mapping[str, str],
     kept: dict[str, SupervisedServer],
 ) -> Service:
-    """Start a server on a bound socket, and take down how it is started again on the same port."""
-    log, port = home.logs / f"{service.name}.log", bound.getsockname()[1]
+    """Start a server on a bound socket, and take down how it is started again on it."""
+    log = home.logs / f"{service.name}.log"
     assert service.login is not None
     asking = {**env, LOGIN: service.login}
 
-    def start(on: socket.socket) -> Child:
-        with on:
-            command = ["-m", "sapo.ops.servers", *arguments, "--socket", str(on.fileno())]
-            return Child.start(service.name, command, log=log, env=asking, descriptors=[on.fileno()])
+    command = ["-m", "sapo.ops.servers", *arguments, "--socket", str(bound.fileno())]
 
-    child = start(bound)
-    kept[service.name] = SupervisedServer(
-        child, lambda: start(bind(port, f"the port of {service.name}")), Backoff()
-    )
+    def start() -> Child:
+        return Child.start(service.name, command, log=log, env=asking, descriptors=[bound.fileno()])
+
+    child = start()
+    kept[service.name] = SupervisedServer(child, start, Backoff(), bound)
     return replace(service, pid=child.pid, log=str(log))
 
 
@@ -293,8 +305,8 @@ def _named(service: Service, field: str) -> Service:
 
 
 def bind(port: int | None, field: str) -> socket.socket:
-    """A socket bound to `port` of loopback, or to a free one; the server inherits it, so no other process can
-    take it.
+    """A socket that listens on `port` of loopback, or on a free one; the server inherits it. So no other
+    process can take the port, as one could that is only bound.
 
     Raises `UserError` naming `field` when the port is in use.
     """
@@ -303,10 +315,12 @@ def bind(port: int | None, field: str) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((HOST, port or 0))
+        bound.listen()
     except OSError as error:
         bound.close()
         remedy = f"choose another, or leave {field} unset for a free one"
         raise UserError(field, port, f"this port cannot be used: {error.strerror}", remedy) from None
+    bound.setblocking(False)
     return bound
 
 

@@ -30,8 +30,8 @@ FADES = 0.99
 """What is left of what was brought, after each round."""
 WATCHED, BROUGHT_ONCE, OWN = 1024, 16_384, 32_768
 """Phrases kept: those watched, those that were brought once, those of the own recent answers."""
-ANSWERS, LEARNED, LENGTH = 128, 8, 256
-"""Looked at: own answers of a round, answers of a foreign group, words of an answer."""
+ANSWERS, LEARNED, LENGTH, LETTERS = 128, 8, 256, 128
+"""Looked at: own answers of a round, answers of a foreign group, words of an answer, letters of a phrase."""
 _WORD = re.compile(r"[^\W\d_]+|(?:[\d_]|[^\w\s])+")
 
 Name = tuple[str, str]
@@ -150,7 +150,7 @@ def phrases_of(answer: str) -> Iterator[str]:
         for first, word in enumerate(words)
         for last in range(first, min(first + WORDS, len(words)))
     )
-    return iter(dict.fromkeys(" ".join(span.split()) for span in spans))
+    return iter(dict.fromkeys(" ".join(span.split())[:LETTERS] for span in spans))
 
 
 def loudest(phrases: Iterable[Phrase]) -> list[Phrase]:

@@ -168,6 +168,13 @@ def test_prefect_and_mlflow_stay_in_their_rooms(package: str, places: tuple[str,
     assert not guilty
 
 
+def test_what_is_shown_passes_by_what_makes_it_harmless() -> None:
+    doors = {SAPO / "core" / "unicode.py", SAPO / "core" / "terminal.py"}
+    files = [path for folder in ("sapo", *BESIDE) for path in modules(ROOT / folder) if path not in doors]
+    shown = re.compile(r"(?<![\w.])(print|Console)\(")
+    assert not [name_of(path) for path in files if shown.search(path.read_text(encoding="utf-8"))]
+
+
 def tracked() -> list[Path]:
     """Files of the checkout that are ours, whether or not this is a git clone."""
     folders = ("sapo", "flows", "experiments", "tests", "docs", "infra", "docker", "benchmarks", ".ci")

@@ -17,7 +17,7 @@ from sapo.node.taken_up import TakenUp, told
 from sapo.ops.summary import read_run, summarise
 from sapo.ops.supervisor import snapshot
 from sapo.peers import blocks
-from sapo.peers.phrases import LEAST, WATCHED, WINDOW, WORDS, Phrase, Phrases, loudest, phrases_of
+from sapo.peers.phrases import LEAST, LETTERS, WATCHED, WINDOW, WORDS, Phrase, Phrases, loudest, phrases_of
 from sapo.store.journal.journal import Journal
 
 OWN, BAD, GOOD = (make_identity(name).key for name in ("own", "bad", "good"))
@@ -108,6 +108,12 @@ def test_phrases_are_parts_of_a_text_and_bounded(text: str) -> None:
     found = list(phrases_of(text))
     assert len(found) == len(set(found)) <= WORDS * len(text)
     assert all(phrase in " ".join(text.split()) for phrase in found)
+
+
+def test_words_without_an_end_are_watched_by_their_beginnings() -> None:
+    (phrase,) = phrases_of("=" * 4095)
+    assert phrase == "=" * LETTERS
+    assert max(map(len, phrases_of(" ".join("=" * 200 for _ in range(5))))) == LETTERS
 
 
 def test_a_flood_of_phrases_takes_bounded_room_and_hides_nothing() -> None:

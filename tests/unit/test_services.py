@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import parse
 from sapo.core.service_registry import Service, Services
 from sapo.ops import services
-from sapo.ops.services import Running, SupervisedServer
+from sapo.ops.services import Running, SupervisedServer, bind
 
 
 @pytest.fixture
@@ -41,18 +43,25 @@ def test_servers_that_somebody_else_runs_are_used_and_left_alone(home: Home, hea
     assert not home.services.exists()
 
 
-def test_servers_that_are_started_have_passwords_that_their_clients_and_the_owner_know(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    servers: dict[str, dict[str, str]] = {}
+@pytest.fixture
+def idle(home: Home, monkeypatch: pytest.MonkeyPatch) -> dict[str, Mapping[str, str]]:
+    """Servers that are started do nothing, and count as healthy: their environments, by name."""
+    servers: dict[str, Mapping[str, str]] = {}
 
-    def start(name: str, *_: object, env: dict[str, str], **__: object) -> Child:
+    def start(name: str, *_: object, env: Mapping[str, str], **__: object) -> Child:
         servers[name] = env
         return real(name, ["-c", ONE], log=home.logs / f"{name}.log", env=env)
 
     real = Child.start
     monkeypatch.setattr(services.Child, "start", start)
     monkeypatch.setattr(services, "answers", lambda *_, **__: True)
+    return servers
+
+
+def test_servers_that_are_started_have_passwords_that_their_clients_and_the_owner_know(
+    home: Home, idle: dict[str, Mapping[str, str]]
+) -> None:
+    servers = idle
     with services.running(parse({}), home, env={"MLFLOW_TRACKING_PASSWORD": "of another"}) as running:
         found = running.services
         assert running.up()
@@ -97,7 +106,8 @@ def kept(home: Home, codes: list[str], url: str, backoff: tuple[float, ...]) -> 
     first = start()
     mlflow = Service("mlflow", url, first.pid, str(home.logs / "mlflow.log"))
     services_ = Services(mlflow, Service("prefect", f"{url}/api"))
-    return Running(services_, {"mlflow": SupervisedServer(first, start, Backoff(backoff))}, home), children
+    server = SupervisedServer(first, start, Backoff(backoff), bind(None, "port"))
+    return Running(services_, {"mlflow": server}, home), children
 
 
 def test_a_server_that_dies_while_the_swarm_runs_is_started_again(home: Home, healthy: str) -> None:
@@ -113,6 +123,29 @@ def test_a_server_that_dies_while_the_swarm_runs_is_started_again(home: Home, he
     assert "ended with code -9" in said[0]
     assert "started again" in said[1]
     children[1].kill()
+
+
+@pytest.mark.usefixtures("idle")
+def test_the_port_of_a_server_that_died_is_nobody_elses_until_its_restart(home: Home) -> None:
+    def take() -> None:
+        with socket.socket() as another:
+            another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            another.bind(address)
+            another.listen()
+
+    with services.running(parse({}), home, env={}) as running:
+        found = running.services.mlflow
+        address = ("127.0.0.1", int(found.url.rpartition(":")[2]))
+        assert found.pid is not None
+        assert running.up()
+        os.kill(found.pid, signal.SIGKILL)
+        until(lambda: running.up() and running.services.mlflow.away != "")
+        with pytest.raises(OSError, match="in use"):
+            take()
+        with socket.create_connection(address) as caller:
+            assert running.up()
+            assert not caller.recv(1), "who calls meanwhile need not wait"
+    take()
 
 
 def test_a_server_that_dies_again_and_again_is_given_up_and_the_swarm_goes_on(

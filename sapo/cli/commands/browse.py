@@ -10,7 +10,7 @@ import typer
 
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, program, typed
 from sapo.core.errors import UserError
-from sapo.core.unicode import printable
+from sapo.core.unicode import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +130,7 @@ def write_parquet(table: "pa.Table", path: Path) -> None:
             pq.write_table(table, new)
     except OSError as error:
         raise UserError("--parquet", str(path), error.strerror or str(error), "name another file") from None
-    print(f"{table.num_rows} completions in {path}")
+    say(f"{table.num_rows} completions in {path}")
 
 
 def show_completions(table: "pa.Table") -> None:
@@ -166,21 +166,20 @@ def _learned(row: dict[str, Any]) -> list[str]:
 def show_answers(entries: Sequence[tuple[Sequence[str], str, str, str]]) -> None:
     """Answers, each with a heading of parts and its question; peers may have written any of the texts. A
     question that stands above already is not written again."""
-    from rich.console import Console
     from rich.padding import Padding
-    from rich.text import Text
 
+    from sapo.core.terminal import Terminal
     from sapo.core.types import shown
 
-    console = Console()
+    console = Terminal()
     if not entries:
         console.print("nothing in the history matches")
     before = None
     for head, question, text, finish_reason in entries:
-        console.print(Text(printable(" · ".join(filter(None, head))), style="bold"))
+        console.print(" · ".join(filter(None, head)), style="bold")
         if question != before:
-            console.print(Padding(Text(printable(question), style="dim"), (0, 0, 0, 2), expand=False))
-        console.print(Padding(Text(printable(shown(text, finish_reason))), (0, 0, 0, 4), expand=False))
+            console.print(Padding(question, (0, 0, 0, 2), style="dim", expand=False))
+        console.print(Padding(shown(text, finish_reason), (0, 0, 0, 4), expand=False))
         before = question
 
 
@@ -229,7 +228,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     else:
         _show_status(now, owed, config.swarm.name, found)
         for note in said:
-            print(printable(note))
+            say(note)
 
 
 def owed_by(home: "Home", node: str) -> dict[str, int]:
@@ -258,25 +257,24 @@ def of_member(node: "NodeStatus", home: "Home") -> "Iterator[str]":
 
 
 def _show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str, home: "Home") -> None:
-    from rich.console import Console
-
     from sapo.cli.report.live_view import NodeTable
+    from sapo.core.terminal import Terminal
 
-    console = Console()
+    console = Terminal()
     runs = f"runs (pid {now.pid})" if now.pid is not None else "does not run"
     stopping = ", and was asked to stop" if now.stopping else ""
-    console.print(f"{now.phase}; the swarm {runs}{stopping}", highlight=False)
+    console.print(f"{now.phase}; the swarm {runs}{stopping}")
     if now.progress is not None:
         label, done, total = now.progress
-        console.print(f"held-out questions: {label}: {done:,} of {total:,}", highlight=False)
+        console.print(f"held-out questions: {label}: {done:,} of {total:,}")
     console.print(NodeTable(now.nodes))
     for node in now.nodes:
         for line in of_member(node, home):
-            console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
     for name, counts in owed.items():
         if counts:
             what = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-            console.print(f"{name} has yet to deliver: {what}", highlight=False)
+            console.print(f"{name} has yet to deliver: {what}")
     if now.services is not None:
         from sapo.cli.report.pages import pages_of
 
@@ -284,7 +282,6 @@ def _show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str
         links, _ = pages_of(now.services, swarm)
         for name, link in links.items():
             state = f" ({away[name]})" if away[name] else ""
-            console.print(f"{name:<8}{link}{state}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{name:<8}{link}{state}", soft_wrap=True)
     elif any(node.rounds for node in now.nodes):
-        line = f"`{typed(home, 'ui')}` opens MLflow and Prefect"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(f"`{typed(home, 'ui')}` opens MLflow and Prefect", soft_wrap=True)

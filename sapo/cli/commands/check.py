@@ -12,6 +12,7 @@ import typer
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, json_object, json_text, print_json
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.errors import UserError
+from sapo.core.unicode import say
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
@@ -64,7 +65,7 @@ def verify(
         text = sys.stdin.read() if text == "-" else text
         items = [(make_recipe("", dataset, config, seed, index), text)]
     for line in score(items, answer, jsonl=jsonl is not None, show=show):
-        print(line)
+        say(line)
 
 
 def score(
@@ -158,15 +159,14 @@ def doctor(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
     Exits with 1 when something that is needed is missing.
     """
-    from rich.console import Console
-
+    from sapo.core.terminal import Terminal
     from sapo.ops.doctor import examine, render
 
     try:
         run: Home | UserError = find_home(home)
     except UserError as error:
         run = error
-    with Console(stderr=True).status("looking (regenerating every data set twice takes half a minute)"):
+    with Terminal(stderr=True).status("looking (regenerating every data set twice takes half a minute)"):
         checks = examine(home or Path("."), run)
     ok = all(check.status != "missing" for check in checks)
     if as_json:

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from sapo.cli.commands.options import ConfigOption, HomeOption, PresetOption, SetOption, typed, warn
+from sapo.core.unicode import say
 
 
 def deploy(
@@ -48,8 +49,8 @@ def deploy(
         )
     if settings.track.uri is None and "MLFLOW_TRACKING_URI" not in os.environ:
         warn("track.uri and MLFLOW_TRACKING_URI are unset: metrics wait in journals unless the worker has it")
-    print(f"\nits runs: {url.rstrip('/').removesuffix('/api')}/deployments")
-    print("start a worker, here or on any machine that sees the home at the same place:")
-    print(f"  PREFECT_API_URL={url} prefect worker start --pool {settings.deploy.pool}")
+    say(f"\nits runs: {url.rstrip('/').removesuffix('/api')}/deployments")
+    say("start a worker, here or on any machine that sees the home at the same place:")
+    say(f"  PREFECT_API_URL={url} prefect worker start --pool {settings.deploy.pool}")
     given = ["--set", "KEY=VALUE"] if config is None else ["--config", str(config)]
-    print(f"after a change of the config: {typed(found, 'deploy', *given)}")
+    say(f"after a change of the config: {typed(found, 'deploy', *given)}")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sapo.cli.commands.options import HomeOption, find_home
+from sapo.core.unicode import say
 
 
 def export(
@@ -53,6 +54,6 @@ def export(
         model_export.check_push(push)
     made = model_export.export_model(found, node, to, round=round, version=version, adapter=adapter)
     known = "" if made.version is None else f", version {made.version.number} of {made.version.name}"
-    print(f"{to}: {node} after {made.rounds} rounds{known}")
+    say(f"{to}: {node} after {made.rounds} rounds{known}")
     if push is not None:
-        print(f"pushed to {model_export.push(to, push)}")
+        say(f"pushed to {model_export.push(to, push)}")

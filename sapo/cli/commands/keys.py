@@ -21,6 +21,7 @@ from sapo.cli.commands.options import (
     warn,
 )
 from sapo.core.errors import UserError
+from sapo.core.unicode import say
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
@@ -72,7 +73,7 @@ def show(
         print_json(rows)
         return
     for row in rows:
-        print(f"{row['node']}: {row['key']}")
+        say(f"{row['node']}: {row['key']}")
 
 
 def backup(
@@ -98,8 +99,8 @@ def backup(
     secret = os.environ.get(backups.PASSPHRASE) or (_ask(confirm=True) if passphrase else None)
     backups.write(held, file, secret)
     for one in held:
-        print(f"{one.card.node}: {one.identity.key}")
-    print(f"{file}: {len(held)} keys, {'encrypted' if secret else 'not encrypted'}")
+        say(f"{one.card.node}: {one.identity.key}")
+    say(f"{file}: {len(held)} keys, {'encrypted' if secret else 'not encrypted'}")
     if secret is None:
         warn(f"whoever reads {file} can publish as these nodes: keep it where nobody else does")
 
@@ -140,7 +141,7 @@ def restore(
         node = _pick(settings, found, node)
         held = [keyring.load_kept(source)]
     for one in keyring.place(found, held, settings.swarm.name, node):
-        print(f"{one.card.node}: {one.identity.key}")
+        say(f"{one.card.node}: {one.identity.key}")
 
 
 def invite(
@@ -176,7 +177,7 @@ def invite(
         raise UserError("--node", name, problem, f"members here: {', '.join(members) or 'none'}")
     until = int(time.time()) + days * DAY_S
     invitation = membership.invite(held[name].identity, manifest.swarm, key, until)
-    print(membership.Token(swarm=manifest.swarm, key=key, invitation=invitation).text())
+    say(membership.Token(swarm=manifest.swarm, key=key, invitation=invitation).text())
 
 
 def accept(
@@ -203,7 +204,7 @@ def accept(
     read.refuse_unfit(manifest, held.identity.key, now)
     card = held.card.model_copy(update={"invitation": read.invitation})
     keyring.note(found, keyring.KeyAndCard(held.identity, card))
-    print(f"{name} may publish in {manifest.swarm} until {membership.day(read.invitation.until)}")
+    say(f"{name} may publish in {manifest.swarm} until {membership.day(read.invitation.until)}")
 
 
 def _locate(

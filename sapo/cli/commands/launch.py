@@ -8,8 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from sapo.cli.commands.checks import check_start
 from sapo.cli.commands.options import find_home, program, resolve, typed
 from sapo.core.atomic_file import write_atomically
@@ -20,7 +18,7 @@ from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.exam_size import exam_size, foretold
-from sapo.core.unicode import printable
+from sapo.core.terminal import Terminal
 from sapo.core.user_cache import default_cache
 
 if TYPE_CHECKING:
@@ -301,7 +299,7 @@ def run(config: Config, home: Home) -> int:
 
     from sapo.cli.report.live_view import RUN_HINT, open_view
 
-    console = Console()
+    console = Terminal()
     with open_view(config.swarm.name, console, hint=RUN_HINT) as view:
         from sapo.cli.report.run_page import write_report
         from sapo.cli.report.run_tables import print_summary
@@ -315,12 +313,12 @@ def run(config: Config, home: Home) -> int:
     if final.phase == "finished":
         return DONE
     for line in left_undone(final):
-        console.print(printable(line), highlight=False, markup=False)
+        console.print(line)
     resume = f"`{typed(home, 'swarm', '--resume')}`"
     after = f"{final.phase}; {resume} goes on"
     if final.phase == "owing":
         after = f"all is done, but not all is delivered; {resume} delivers it"
-    console.print(f"\n{after}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\n{after}", soft_wrap=True)
     return {"stopped": INTERRUPTED, "owing": OWING}.get(final.phase, FAILED)
 
 
@@ -340,7 +338,7 @@ def run_one(config: Config, home: Home, name: str) -> int:
 
     from sapo.cli.report.live_view import open_view
 
-    console = Console()
+    console = Terminal()
     hint = f"Ctrl-C stops in good order; the same command goes on with {name}"
     with open_view(config.swarm.name, console, hint=hint) as view:
         from sapo.ops.supervisor import run_node
@@ -348,10 +346,7 @@ def run_one(config: Config, home: Home, name: str) -> int:
         prepare(config, home, view, [name])
         watcher = Watcher(view, home=home)
         final = run_node(config, home, name, on_status=lambda status: watcher.node(status, name))
-    console.print(
-        f"{name} {final.state} after {final.rounds} of {final.rounds_total} rounds", highlight=False
-    )
+    console.print(f"{name} {final.state} after {final.rounds} of {final.rounds_total} rounds")
     if final.state == "paused":
-        last = printable(tail(home.logs / f"{name}.log", 1))
-        console.print(last, highlight=False, markup=False, soft_wrap=True)
+        console.print(tail(home.logs / f"{name}.log", 1), soft_wrap=True)
     return {"finished": DONE, "stopped": INTERRUPTED}.get(final.state, FAILED)

@@ -9,7 +9,7 @@ import typer
 
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, warn
 from sapo.core.errors import UserError
-from sapo.core.unicode import printable
+from sapo.core.unicode import say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def lineage(
 
     Exits with 1 where version and history disagree, or the history is not what was written.
     """
-    from rich.console import Console
+    from sapo.core.terminal import Terminal
 
     if (what is None) != swarm:
         remedy = "name a version, a node or a group, or say --swarm"
@@ -56,7 +56,7 @@ def lineage(
 
     from sapo.cli.report.lineage_page import write_page
 
-    with Console(stderr=True).status("reading the history"):
+    with Terminal(stderr=True).status("reading the history"):
         document, name = explain(found, what)
         page = None
         try:
@@ -121,36 +121,29 @@ def explain(home: "Home", what: str | None) -> "tuple[Document, str]":
 
 
 def _show(document: "Document", page: "Path | None") -> None:
-    from rich.console import Console
-
     from sapo.cli.report import lineage_page
+    from sapo.core.terminal import Terminal
 
-    console = Console()
-
-    def say(text: str, style: str = "") -> None:
-        console.print(printable(text), style=style, markup=False, highlight=False)
-
-    say(
-        f"group {document['group_id']}" if "group_id" in document else lineage_page.headline(document), "bold"
-    )
+    console = Terminal()
+    group = "group_id" in document
+    console.print(f"group {document['group_id']}" if group else lineage_page.headline(document), style="bold")
     for line in lineage_page.lines(document):
-        say(line)
+        console.print(line)
     for title, table in lineage_page.tables(document).items():
         if document["kind"] == "swarm":
-            say(title)
+            console.print(title)
         show_table(console, table.head, table.rows)
     for note in document["notes"]:
-        say(f"note: {note}")
+        console.print(f"note: {note}")
     for problem in document["problems"]:
-        say(f"WRONG: {problem}", "bold red")
+        console.print(f"WRONG: {problem}", style="bold red")
     if page is not None:
-        say(f"page: {page}")
+        console.print(f"page: {page}")
 
 
 def show_table(console: Any, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Rows as a table in the terminal; nothing where there are none."""
     from rich.table import Table
-    from rich.text import Text
 
     from sapo.cli.report.lineage_page import NUMBERS
 
@@ -159,9 +152,9 @@ def show_table(console: Any, head: Sequence[str], rows: Sequence[Sequence[str]])
     shown = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for name in head:
         number, whole = name in NUMBERS, name in (*NUMBERS, "key")
-        shown.add_column(Text(name), overflow="fold", no_wrap=whole, justify="right" if number else "left")
+        shown.add_column(name, overflow="fold", no_wrap=whole, justify="right" if number else "left")
     for row in rows:
-        shown.add_row(*(Text(printable(cell)) for cell in row))
+        shown.add_row(*row)
     console.print(shown)
 
 
@@ -176,8 +169,7 @@ def trait(
     positive advantage, and whose it was (`sapo lineage` of that group says more); the round from which half
     of its answers have it. The run's report has the curves.
     """
-    from rich.console import Console
-
+    from sapo.core.terminal import Terminal
     from sapo.provenance.trait_spread import trait_spread
     from sapo.store.history import open_store
 
@@ -188,14 +180,14 @@ def trait(
         there = ", ".join(config.track.traits) or "none"
         remedy = f"name one of track.traits: {there}"
         raise UserError("NAME", name, "the run's config has no such trait", remedy)
-    with Console(stderr=True).status("reading the history"):
+    with Terminal(stderr=True).status("reading the history"):
         spread = trait_spread(open_store(config, found), config.swarm.name, name, pattern)
     if as_json:
         print_json(spread)
     elif spread["nodes"]:
-        show_table(Console(), TRAIT, [trait_row(node) for node in spread["nodes"]])
+        show_table(Terminal(), TRAIT, [trait_row(node) for node in spread["nodes"]])
     else:
-        print("the history holds no answers yet")
+        say("the history holds no answers yet")
 
 
 def trait_row(node: dict[str, Any]) -> tuple[str, ...]:

@@ -46,8 +46,9 @@ def maintain(
 
 
 def _show(reports: "list[TableReport]", decided: "list[Cut]", dry_run: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from sapo.core.terminal import Terminal
 
     table = Table(title="would be done" if dry_run else None, title_justify="left")
     table.add_column("table")
@@ -58,8 +59,8 @@ def _show(reports: "list[TableReport]", decided: "list[Cut]", dry_run: bool) -> 
         if not dry_run:
             files, size = f"{files} → {one.files_after:,}", f"{size} → {one.bytes_after / 1e6:,.1f}"
         table.add_row(one.table, files, size, *(f"{n:,}" for n in (one.merged, one.rows_cut, one.removed)))
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(table if reports else "there are no tables yet")
     for cut in decided:
         kept = f"is kept from round {cut.round} on" if cut.round else f"is kept whole: {cut.why}"
-        console.print(f"{cut.node} {kept}", markup=False, soft_wrap=True)
+        console.print(f"{cut.node} {kept}", soft_wrap=True)

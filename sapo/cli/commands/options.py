@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sapo.core.errors import UserError
-from sapo.core.unicode import printable
+from sapo.core.unicode import say
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
@@ -118,7 +118,7 @@ def json_object(field: str, given: Any) -> dict[str, Any]:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    print(json_text(value, indent=2))
+    say(json_text(value, indent=2))
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -133,4 +133,4 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 def warn(text: str) -> None:
     """One line on standard error that does not stop anything."""
-    print(f"warning: {printable(text)}", file=sys.stderr)
+    say(f"warning: {text}", file=sys.stderr)

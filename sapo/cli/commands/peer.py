@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sapo.cli.commands.options import HomeOption, find_home
-from sapo.core.unicode import printable
+from sapo.core.unicode import say
 
 KeyArgument = Annotated[
     str, typer.Argument(metavar="KEY", help="The author's public key, the beginning of it, or the name.")
@@ -27,7 +27,7 @@ def block(key: KeyArgument, node: NodesOption = None, home: HomeOption = None) -
     found = find_home(home)
     names = found.choose_nodes(found.load_config(), node)
     author, those = blocks.block(found, names, key, time.time())
-    print(printable(f"{', '.join(those)}: {author} is left out from the next round on"))
+    say(f"{', '.join(those)}: {author} is left out from the next round on")
 
 
 def unblock(key: KeyArgument, node: NodesOption = None, home: HomeOption = None) -> None:
@@ -37,4 +37,4 @@ def unblock(key: KeyArgument, node: NodesOption = None, home: HomeOption = None)
     found = find_home(home)
     names = found.choose_nodes(found.load_config(), node)
     author, those = blocks.unblock(found, names, key)
-    print(printable(f"{', '.join(those)}: {author} is taken in again from the next round on"))
+    say(f"{', '.join(those)}: {author} is taken in again from the next round on")

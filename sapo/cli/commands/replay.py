@@ -65,7 +65,7 @@ def replay(
     from sapo.core.atomic_file import refuse_filled
     from sapo.core.config.load import load
     from sapo.core.effects import notes
-    from sapo.core.unicode import printable
+    from sapo.core.unicode import say
     from sapo.provenance.whatif_settings import Changes
 
     changed = [("--set", one) for one in sets or []] + [("--without", one) for one in without or []]
@@ -115,7 +115,7 @@ def replay(
     if as_json:
         print_json(body)
     else:
-        print(printable("\n".join(lines)))
+        say("\n".join(lines))
 
 
 def prove(

@@ -19,6 +19,7 @@ from sapo.cli.commands.options import (
     warn,
 )
 from sapo.core.errors import Unavailable, UserError
+from sapo.core.unicode import say
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
@@ -66,7 +67,7 @@ def swarm(
         warn(note)
     if dry_run:
         hint = f"# What it would learn and take: `{program()} try` with the same options"
-        print(toml_dump.dumps(sized(settings).model_dump(mode="json")) + f"\n{hint}")
+        say(toml_dump.dumps(sized(settings).model_dump(mode="json")) + f"\n{hint}")
         return
     checks.refuse_member(settings)
     checks.refuse_running(found, "swarm", *settings.nodes)
@@ -135,7 +136,7 @@ def _run_one(found: "Home", settings: "Config", name: str | None, dry_run: bool)
 
     name = launch.pick_node(settings, found, name)
     if dry_run:
-        print(toml_dump.dumps(sized(settings).for_node(name).model_dump(mode="json")), end="")
+        say(toml_dump.dumps(sized(settings).for_node(name).model_dump(mode="json")), end="")
         return
     checks.refuse_running(found, name)
     raise typer.Exit(launch.run_one(settings, found, name))
@@ -148,16 +149,16 @@ def stop(home: HomeOption = None) -> None:
     found = find_home(home)
     asked = request_stop(found)
     if not asked:
-        print(f"nothing runs in {found.root}")
+        say(f"nothing runs in {found.root}")
         return
-    print(f"asked to stop: {', '.join(asked)}", flush=True)
+    say(f"asked to stop: {', '.join(asked)}", flush=True)
     deadline = time.monotonic() + STOP_LIMIT_S
     while who_runs(found):
         if time.monotonic() > deadline:
             left = ", ".join(f"{name} (pid {pid})" for name, pid in who_runs(found).items())
             raise Unavailable(f"still running after {STOP_LIMIT_S:.0f} s: {left}")
         time.sleep(0.1)
-    print("stopped")
+    say("stopped")
 
 
 def evaluate(
@@ -200,10 +201,9 @@ def evaluate(
         _judge(found, node, as_json)
         return
 
-    from rich.console import Console
-
     from sapo.cli.report.live_view import open_view
     from sapo.cli.report.run_tables import SummaryTable, sentences
+    from sapo.core.terminal import Terminal
     from sapo.ops.summary import read_run, summarise
 
     with open_view(found.load_manifest().swarm) as view:
@@ -221,7 +221,7 @@ def evaluate(
         print_json(sweep.written())
         return
     figures = summarise(read_run(found))
-    console = Console()
+    console = Terminal()
     console.print(SummaryTable(figures))
     for text in sentences(figures):
         console.print(text)
@@ -242,7 +242,6 @@ def _together(home: "Home", names: str | None, log: str | None, *, alone: bool, 
 def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
 
     from sapo.cli.report.live_view import open_view
-    from sapo.core.unicode import printable
 
     config = home.load_config()
     with open_view(config.swarm.name) as view:
@@ -264,11 +263,11 @@ def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
     for number, one in enumerate(found.standings.values()):
         verdict = one.verdict
         if not number:
-            print(f"question {verdict.judging} ({verdict.dataset}): {printable(verdict.question)}")
+            say(f"question {verdict.judging} ({verdict.dataset}): {verdict.question}")
         score = "unscorable" if verdict.score is None else f"{verdict.score:g}"
-        print(
-            f"{verdict.node}, round {verdict.round}: {printable(verdict.answer)!r} scores {score}; "
+        say(
+            f"{verdict.node}, round {verdict.round}: {verdict.answer!r} scores {score}; "
             f"{one.cumulative:g} in {one.judged} judged rounds"
         )
     for name, why in found.passed_over.items():
-        print(f"{name} {why}")
+        say(f"{name} {why}")

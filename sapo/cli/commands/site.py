@@ -18,6 +18,7 @@ from sapo.cli.commands.options import (
     warn,
 )
 from sapo.core.errors import UserError
+from sapo.core.unicode import say
 
 if TYPE_CHECKING:
     from sapo.core.config.advice import Advice
@@ -57,25 +58,25 @@ def init(
     from sapo.tasks.unearned import unearned
 
     made = sites.found_swarm(swarm, site, preset, counted(sets, nodes), folder, config)
-    print(f"{made.manifest}: what all sites agree on; hand it to whoever joins")
-    print(f"{made.file}: this site's settings")
+    say(f"{made.manifest}: what all sites agree on; hand it to whoever joins")
+    say(f"{made.file}: this site's settings")
     for line in (*describe(made.config, made.config.nodes), *made.notes):
-        print(line)
+        say(line)
     for name, why in unearned(made.config.manifest_tasks()).items():
         warn(f"{name}: {why}; a swarm learns that instead of solving it")
     _say_next(made.file, made.config, None)
     sets_of_others = [word for item in made.join for word in ("--set", item)]
     words = ["sapo", "join", made.manifest.name, "--site", "OTHER", *sets_of_others]
-    print(f"others join with: {shlex.join(words)}")
+    say(f"others join with: {shlex.join(words)}")
     if made.config.rules.entry == "invite":
         home = shlex.quote(str(Home.of(None, made.config).root))
-        print("who joins needs an invitation for each key that join prints:")
-        print(f"  sapo keys invite KEY --home {home}")
-        print("(--set rules.entry=open lets anybody in who reaches the broker)")
+        say("who joins needs an invitation for each key that join prints:")
+        say(f"  sapo keys invite KEY --home {home}")
+        say("(--set rules.entry=open lets anybody in who reaches the broker)")
     if made.config.bus.type == "kafka" and made.config.bus.ca_file is not None:
-        print(f"hand them {made.config.bus.ca_file}, too")
+        say(f"hand them {made.config.bus.ca_file}, too")
     if made.config.bus.type == "kafka" and made.config.bus.username is not None:
-        print("USER is a user that the broker has for them; its password is in SAPO_KAFKA_PASSWORD there")
+        say("USER is a user that the broker has for them; its password is in SAPO_KAFKA_PASSWORD there")
 
 
 def join(
@@ -101,16 +102,16 @@ def join(
     say_advice(joined.advice, joined.config)
     for name, why in joined.lacking.items():
         warn(f"{name}: {why.problem}: its questions are left to others, their groups refused; {why.remedy}")
-    print(f"{joined.file}: this site's settings")
-    print(f"{joined.home.root}: its home")
+    say(f"{joined.file}: this site's settings")
+    say(f"{joined.home.root}: its home")
     for name, key in joined.keys.items():
-        print(f"{name}: public key {key}")
+        say(f"{name}: public key {key}")
     for line in describe(joined.config, joined.config.nodes):
-        print(line)
+        say(line)
     if joined.config.rules.entry == "invite":
         place = shlex.quote(str(joined.home.root))
-        print("send these keys to a member, who types for each: sapo keys invite KEY")
-        print(f"then here: sapo keys accept TOKEN --node {joined.config.nodes[0]} --home {place}")
+        say("send these keys to a member, who types for each: sapo keys invite KEY")
+        say(f"then here: sapo keys accept TOKEN --node {joined.config.nodes[0]} --home {place}")
     _say_next(joined.file, joined.config, home)
 
 
@@ -128,10 +129,10 @@ def say_advice(advice: "Advice | None", config: "Config") -> None:
     if advice.settings:
         preset = advice.preset or DEFAULT_PRESET
         more = ", ".join(beyond(preset, advice.settings))
-        print(f"the manifest advises: preset {preset}" + (f", {more}" if more else ""))
+        say(f"the manifest advises: preset {preset}" + (f", {more}" if more else ""))
     other = differing(advice.settings, config)
     if other:
-        print(f"different here: {', '.join(other)}")
+        say(f"different here: {', '.join(other)}")
     if advice.model is None:
         warn(f"the manifest names no model: this site takes {config.model}; name another with --set model=")
 
@@ -140,10 +141,10 @@ def _say_next(file: Path, config: "Config", home: Path | None) -> None:
     place = shlex.join(["--config", str(file), *([] if home is None else ["--home", str(home)])])
     one = "" if len(config.nodes) == 1 else f"{config.nodes[0]} "
     if config.member is not None:
-        print(f"start it: {program()} member {one}{place}")
+        say(f"start it: {program()} member {one}{place}")
         return
-    print(f"start it: {program()} swarm {place}  (nodes, history, Prefect and MLflow)")
-    print(f"      or: {program()} node {one}{place}  (one node, in this terminal)")
+    say(f"start it: {program()} swarm {place}  (nodes, history, Prefect and MLflow)")
+    say(f"      or: {program()} node {one}{place}  (one node, in this terminal)")
 
 
 def archive(
@@ -160,11 +161,9 @@ def archive(
 
     from sapo.ops.supervisor import run_archive
 
-    print(
-        f"archiving the bus of {found.load_manifest().swarm} (log: {found.logs / 'archive.log'})", flush=True
-    )
+    say(f"archiving the bus of {found.load_manifest().swarm} (log: {found.logs / 'archive.log'})", flush=True)
     run_archive(config, found, once=once)
-    print("all that was on the bus is archived")
+    say("all that was on the bus is archived")
 
 
 def pack(
@@ -194,17 +193,17 @@ def pack(
     target = output or Path(f"{config.swarm.name}-{node}.tar.gz")
     with open_view(config.swarm.name) as view:
         made = pack_node(found, node, target, view.step)
-    print(f"{target}: {node} after {made.rounds} rounds, {target.stat().st_size / 2**20:.1f} MB")
+    say(f"{target}: {node} after {made.rounds} rounds, {target.stat().st_size / 2**20:.1f} MB")
     if made.owed:
         owed = ", ".join(f"{count} {kind}" for kind, count in made.owed.items())
-        print(f"what it has yet to deliver goes with it: {owed}")
+        say(f"what it has yet to deliver goes with it: {owed}")
     if config.bus.type == "sqlite":
         warn("bus.path: the bus is a file on this machine; over there, name another with sapo unpack --set")
     own = [word for name in brought(made.config)[1] for word in ("--set", f"{name}=...")]
     warn(f"{target} holds the private key of {node}: send it on a safe way, delete it when it has arrived")
-    print(f"over there: sapo unpack {shlex.join([target.name, *own])}")
+    say(f"over there: sapo unpack {shlex.join([target.name, *own])}")
     if own:
-        print("(programs, paths, addresses and secrets are for each site to say, and no pack's)")
+        say("(programs, paths, addresses and secrets are for each site to say, and no pack's)")
 
 
 def unpack(
@@ -223,5 +222,5 @@ def unpack(
     with open_view("unpack") as view:
         found = unpack_node(file, home, sets or (), view.step)
     name = found.pack.node
-    print(f"{found.home.node(name)}: {name} after {found.pack.rounds} rounds, public key {found.pack.key}")
-    print(f"it goes on with: {typed(found.home, 'node', name)}")
+    say(f"{found.home.node(name)}: {name} after {found.pack.rounds} rounds, public key {found.pack.key}")
+    say(f"it goes on with: {typed(found.home, 'node', name)}")

@@ -8,7 +8,7 @@ import typer
 
 from sapo.cli.commands.options import JsonOption, json_object, print_json
 from sapo.core.errors import UserError
-from sapo.core.unicode import printable
+from sapo.core.unicode import say
 
 if TYPE_CHECKING:
     from sapo.core.config.load import Task
@@ -39,14 +39,14 @@ def check(
 
     The name `all` stands for every data set of ReasoningGYM. Exits with 1 when something failed.
     """
-    from rich.console import Console
     from rich.progress import Progress
 
+    from sapo.core.terminal import Terminal
     from sapo.tasks.task_check import check_tasks
 
     failed, found = False, []
     tasks = list(tasks_named(name, config))
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=Terminal(stderr=True), transient=True) as progress:
         checked = list(progress.track(check_tasks(tasks, held_out), len(tasks), description="trying tasks"))
     for task, findings in checked:
         failed |= any(one.status == "failed" for one in findings)
@@ -59,7 +59,7 @@ def check(
     else:
         from sapo.cli.commands.lineage import show_table
 
-        show_table(Console(), HEAD, [tuple(one.values()) for one in found])
+        show_table(Terminal(), HEAD, [tuple(one.values()) for one in found])
     if failed:
         raise typer.Exit(1)
 
@@ -108,7 +108,7 @@ def show(
         return
     for one in found:
         asked = one.get("prompt", one["question"])
-        print(printable(f"{one['task']}, seed {one['seed']}\n{asked}\n-> {one['answer']}\n"))
+        say(f"{one['task']}, seed {one['seed']}\n{asked}\n-> {one['answer']}\n")
 
 
 def policy_under(file: Path | None, node: str | None) -> "LoadedPolicy":

@@ -46,10 +46,9 @@ def try_(
     Everything happens in a folder that is thrown away. Exits with 1 where nothing would be learned, or
     something does not fit.
     """
-    from rich.console import Console
-
     from sapo.cli.commands import checks, launch
     from sapo.cli.report.live_view import open_view
+    from sapo.core.terminal import Terminal
     from sapo.core.user_cache import default_cache
 
     found, settings = launch.locate_one(preset, config, counted(sets, nodes), home=home)
@@ -63,7 +62,7 @@ def try_(
     if as_json:
         print_json(made.as_dict())
     else:
-        console = Console()
+        console = Terminal()
         show_answers(made, console)
         show(made, console)
     for line in made.warnings:
@@ -75,9 +74,6 @@ def try_(
 def show_answers(made: "Plan", console: "Console") -> None:
     """What each kind of node answers: a table by task, and two answers in full."""
     from rich.table import Table
-    from rich.text import Text
-
-    from sapo.core.unicode import printable
 
     for node in made.nodes:
         if node.probed is None:
@@ -92,9 +88,9 @@ def show_answers(made: "Plan", console: "Console") -> None:
         for answer in node.probed.examples:
             score = "unscorable" if answer.score is None else f"score {answer.score:.3g}"
             console.print()
-            console.print(Text(f"{answer.task} · {score} · {answer.tokens} tokens", style="bold"))
-            console.print(Text(printable(answer.question), style="dim"))
-            console.print(Text(printable(answer.answer)))
+            console.print(f"{answer.task} · {score} · {answer.tokens} tokens", style="bold")
+            console.print(answer.question, style="dim")
+            console.print(answer.answer)
         console.print()
 
 
@@ -130,9 +126,9 @@ def show(made: "Plan", console: "Console") -> None:
     console.print(shown)
     for node in made.nodes:
         if node.faster:
-            console.print(f"{titled(node)}: faster with {node.faster}", markup=False, highlight=False)
+            console.print(f"{titled(node)}: faster with {node.faster}")
     for line in made.missing:
-        console.print(f"not known: {line}", markup=False, highlight=False)
+        console.print(f"not known: {line}")
 
 
 def titled(node: "NodePlan") -> str:

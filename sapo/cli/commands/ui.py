@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sapo.cli.commands.options import HomeOption, find_home
+from sapo.core.unicode import say
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
@@ -33,12 +34,12 @@ def ui(home: HomeOption = None) -> None:
         return
     stop = threading.Event()
     with stopping_on_signals(stop), services.opened(config, found) as servers:
-        print("starting MLflow and Prefect ...", file=sys.stderr, flush=True)
+        say("starting MLflow and Prefect ...", file=sys.stderr, flush=True)
         while not stop.is_set() and not servers.up():
             time.sleep(0.1)
         if not stop.is_set():
             _show(servers.services, config)
-            print("Ctrl-C stops both", flush=True)
+            say("Ctrl-C stops both", flush=True)
             keep(servers, stop)
 
 
@@ -58,7 +59,7 @@ def _show(found: "Services", config: "Config") -> None:
 
     links, _ = pages_of(found, config.swarm.name)
     for name, link in links.items():
-        print(f"{name:<8}{link}", flush=True)
+        say(f"{name:<8}{link}", flush=True)
 
 
 def keep(servers: "Running", stop: threading.Event) -> None:
@@ -71,5 +72,5 @@ def keep(servers: "Running", stop: threading.Event) -> None:
             f"the {one.name} server {one.away};" for one in (found.mlflow, found.prefect) if one.away
         )
         if away and away != said:
-            print(f"{away} see {found.mlflow.log}", file=sys.stderr, flush=True)
+            say(f"{away} see {found.mlflow.log}", file=sys.stderr, flush=True)
         said = away

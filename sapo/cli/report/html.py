@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sapo.core.unicode import printable
+
 _ENVIRONMENT = Environment(
     loader=PackageLoader("sapo.cli.report"),
     autoescape=True,
@@ -41,7 +43,7 @@ def figure(svg: str, caption: str) -> Figure:
 
 def render(template: str, **values: object) -> str:
     """A whole page as text. Raises `jinja2.UndefinedError` if a value is missing."""
-    return _ENVIRONMENT.get_template(template).render(values)
+    return printable(_ENVIRONMENT.get_template(template).render(values))
 
 
 def percent(value: float | None) -> str:

@@ -14,10 +14,13 @@ from rich.console import Console, ConsoleOptions, Group, JustifyMethod, Renderab
 from rich.live import Live
 from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from sapo.core.silence import told
+from sapo.core.terminal import Terminal
+from sapo.core.unicode import printable
 
 if TYPE_CHECKING:
     from sapo.ops.supervisor import NodeStatus
@@ -112,7 +115,7 @@ class LiveView:
     def link(self, name: str, address: str) -> None:
         """The address of a page, which stays."""
         # not cut into lines: a terminal that wraps it by itself copies it whole
-        text = Text(f"{name:<8}").append(address, style=f"link {address}")
+        text = Text(f"{name:<8}").append(address, style=Style(link=printable(address)))
         self._live.console.print(text, soft_wrap=True)
 
     def note(self, text: str) -> None:
@@ -189,7 +192,7 @@ class PlainView:
     def _say(self, text: str) -> None:
         self._said_at = time.monotonic()
         stamp = duration(self._pace.elapsed)
-        self._console.print(f"{stamp}  {self._title}  {text}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(f"{stamp}  {self._title}  {text}", soft_wrap=True)
 
 
 View = LiveView | PlainView
@@ -198,7 +201,7 @@ View = LiveView | PlainView
 def open_view(title: str, console: Console | None = None, *, hint: str = "") -> View:
     """A live view on a terminal, by default that of standard error, plain lines elsewhere; `hint` is the last
     line of the live view."""
-    console = console or Console(stderr=True)
+    console = console or Terminal(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveView(title, console, hint)
     return PlainView(title, console)

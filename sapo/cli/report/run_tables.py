@@ -12,6 +12,7 @@ from sapo.cli.report.html import Table, percent
 from sapo.cli.report.live_view import Column, fitted, number
 from sapo.core.config.home import Home
 from sapo.core.figures import Ends, NodeFigures, RunFigures, Shift, mean
+from sapo.core.terminal import Terminal
 from sapo.ops import peaks
 from sapo.ops.summary import gain_sentence
 
@@ -99,7 +100,7 @@ def _trait(name: str) -> Show:
 
 def print_summary(figures: RunFigures, home: Home, program: str, console: Console | None = None) -> None:
     """The end of a run on one screen: figures, what was learned, where everything lies, what to type."""
-    console = console or Console()
+    console = console or Terminal()
     console.print(SummaryTable(figures))
     console.print()
     for text in sentences(figures):
@@ -114,7 +115,7 @@ def print_summary(figures: RunFigures, home: Home, program: str, console: Consol
         ("history", home.history),
         ("models and metrics", home.mlflow_db),
     ):
-        console.print(f"  {what:<20}{shortest(place)}", highlight=False, soft_wrap=True)
+        console.print(f"  {what:<20}{shortest(place)}", soft_wrap=True)
     first = next(iter(figures.nodes), "n0")
     console.print("\nWorth typing next:")
     commands = [
