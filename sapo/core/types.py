@@ -393,7 +393,7 @@ class Batch(Record):
     schema_version: Literal[1] = 1
     swarm: Name
     node: Name
-    incarnation: str
+    incarnation: Incarnation
     round: Count
     policy_version: Count
     learn: str

@@ -19,13 +19,15 @@ from typing import IO, Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from sapo.core.atomic_file import sync_file
+from sapo.core.config.home import ASKED, BLOCKED
 from sapo.core.errors import UserError
-from sapo.core.types import Count, Hex64, Name, Record
+from sapo.core.types import Count, Hex64, Incarnation, Name, Record
+from sapo.store.journal.rows import Owed
 
 INDEX = "pack.json"
 MAX_INDEX_BYTES = 2**20
 KEY, CARD, JOURNAL = "key.pem", "key.json", "journal.sqlite"
-MAX_READ_WHOLE = {KEY: 4096, CARD: 65_536, "checkpoint.json": 2**24}
+MAX_READ_WHOLE = {KEY: 4096, CARD: 65_536, "checkpoint.json": 2**24, ASKED: 2**26, BLOCKED: 2**24}
 """Bytes of the files that are read whole."""
 MEMBER = re.compile(
     r"key\.(?:pem|json)|journal\.sqlite|asked\.bin|blocked\.json|gossip/\d{6,12}\.[0-9a-f]{64}\.safetensors"
@@ -63,10 +65,10 @@ class Pack(Record):
     swarm: Name
     node: Name
     key: Hex64
-    incarnation: str
+    incarnation: Incarnation
     rounds: Count
     """Finished ones."""
-    owed: dict[str, int]
+    owed: dict[Owed, Count]
     """What the node has yet to deliver, by kind; it goes with it."""
     manifest: dict[str, Any]
     config: dict[str, Any]

@@ -45,6 +45,7 @@ from sapo.peers.keyring import find_card
 from sapo.peers.signing import Identity
 from sapo.policy import checkpoint
 from sapo.policy.kept_files import KeptFiles
+from sapo.store.journal import foreign_journal
 from sapo.store.journal.journal import Journal
 from sapo.store.journal.schema import connect, explained
 
@@ -270,12 +271,15 @@ def _check_node(place: Path, file: Path, pack: Pack) -> None:
         if card is None or card.key != pack.key:
             raise damaged(file, "its key card is damaged, or another's")
     try:
-        _refuse_code(place / JOURNAL, file)
+        foreign_journal.check(place / JOURNAL)
         with Journal.read_only(place / JOURNAL) as journal:
-            if (journal.incarnation, journal.finished_rounds()) != (pack.incarnation, pack.rounds):
-                raise damaged(file, "its journal is another")
+            held = journal.incarnation, journal.finished_rounds()
+    except UserError as error:
+        raise damaged(file, f"its journal {error.problem}") from None
     except (sqlite3.Error, TypeError, ValueError) as error:
-        raise damaged(file, f"its journal cannot be read ({error})") from None
+        raise damaged(file, f"its journal cannot be read ({' '.join(str(error).split())})") from None
+    if held != (pack.incarnation, pack.rounds):
+        raise damaged(file, "its journal is another")
     folders = sorted((place / "checkpoints").iterdir()) if (place / "checkpoints").exists() else []
     try:
         found = [checkpoint.verify(folder) for folder in folders]
@@ -283,14 +287,6 @@ def _check_node(place: Path, file: Path, pack: Pack) -> None:
         raise damaged(file, f"checkpoint: {error}") from None
     if pack.rounds and not found:
         raise damaged(file, "it has no checkpoint")
-
-
-def _refuse_code(journal: Path, file: Path) -> None:
-    """Raise `UserError` for a database that does more than hold rows: a view may never come to an end."""
-    with explained(journal), closing(connect(journal, read_only=True)) as held:
-        odd = "SELECT type FROM sqlite_master WHERE type NOT IN ('table', 'index') LIMIT 1"
-        if found := held.execute(odd).fetchone():
-            raise damaged(file, f"its journal holds a {found[0]}")
 
 
 def _refuse_older(place: Path, home: Home, pack: Pack) -> None:

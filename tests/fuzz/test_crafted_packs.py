@@ -10,7 +10,7 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
 from sapo.core.types import canonical, sha256
 from sapo.ops.node_pack import INDEX, pack_node, unpack_node
+from sapo.store.journal.schema import MOST_TEXT
 
 CHECKPOINT = "checkpoints/round-000001"
 BLOCK = 512
@@ -228,16 +229,41 @@ ENDLESS = (
 )
 
 
+COMPUTED = (
+    "DROP TABLE meta;CREATE TABLE meta (incarnation TEXT AS (hex(zeroblob(490000000))), created_at REAL);"
+)
+OTHER = "holds other tables, columns, views or triggers"
+
+
+def owing(kind: str, ref: str) -> str:
+    values = f"('{kind}', 1, '{ref}', 0, 0.0)"
+    return f"INSERT INTO outbox (kind, round, ref, bytes, owed_at) VALUES {values};"
+
+
 @pytest.mark.parametrize(
     ("statements", "says"),
     [
-        (f"DROP TABLE rounds; CREATE VIEW rounds AS {ENDLESS};", "holds a view"),
-        ("CREATE TRIGGER t AFTER INSERT ON meta BEGIN DELETE FROM meta; END;", "holds a trigger"),
+        (f"DROP TABLE rounds; CREATE VIEW rounds AS {ENDLESS};", OTHER),
+        ("CREATE TRIGGER t AFTER INSERT ON meta BEGIN DELETE FROM meta; END;", OTHER),
         ("DROP TABLE meta;", "its journal"),
         ("DELETE FROM meta;", "its journal"),
         ("UPDATE meta SET incarnation = x'00';", "its journal"),
         ("PRAGMA user_version = 99;", "journal version 99"),
         ("PRAGMA application_id = 1;", "no journal"),
+        (COMPUTED, OTHER),
+        ("DROP TABLE met; CREATE VIRTUAL TABLE met USING fts5(group_id);", OTHER),
+        ("CREATE TABLE extra (x CHECK (x > 0));", OTHER),
+        ("CREATE INDEX odd ON rounds (hex(zeroblob(round)));", OTHER),
+        ("UPDATE meta SET incarnation = 'x'' OR 1 --';", "does not name its incarnation"),
+        ("UPDATE rounds SET groups_at = 'late';", "in its table rounds is of another kind"),
+        ("UPDATE rounds SET result = NULL;", "round 0 does not hold what its stage says"),
+        ("UPDATE rounds SET batch_sha256 = result_sha256;", "the batch of round 0 does not have the digest"),
+        (owing("track\x1b[2J", ""), r"owes 'track\x1b[2J'"),
+        (owing("version", "/etc/round-000007"), "owes 'version' of '/etc/round-000007'"),
+        (owing("version", "checkpoints/../../n1/round-000001"), "owes 'version'"),
+        (owing("publish", "x"), "owes 'publish' of 'x'"),
+        ("UPDATE checkpoints SET path = '/etc/round-000007';", "is no checkpoint of this node"),
+        ("UPDATE checkpoints SET content = '{}';", "its journal cannot be read"),
     ],
 )
 def test_a_journal_that_is_more_or_less_than_one_is_refused(
@@ -247,6 +273,49 @@ def test_a_journal_that_is_more_or_less_than_one_is_refused(
     crafted = place / "crafted.tar.gz"
     crafted.write_bytes(rewritten(pack, change).read_bytes())
     assert says in refused(crafted, place)
+
+
+def test_a_journal_one_of_whose_pages_is_led_to_by_many_is_refused(pack: Path, place: Path) -> None:
+    """Some such pages below each other have no end of rows."""
+    journal = bytearray(crafted_journal(pack, place, ""))
+    path = place / "roots"
+    path.write_bytes(journal)
+    with closing(sqlite3.connect(path)) as db:
+        roots = dict(db.execute("SELECT name, rootpage FROM sqlite_schema"))
+    path.unlink()
+    leaf, cells = roots["positions"].to_bytes(4), 100
+    page = bytearray(4096)
+    page[:12] = b"\x05\0\0" + cells.to_bytes(2) + (4096 - 5 * cells).to_bytes(2) + b"\0" + leaf
+    for key in range(cells):
+        at = 4096 - 5 * (key + 1)
+        page[12 + 2 * key : 14 + 2 * key] = at.to_bytes(2)
+        page[at : at + 5] = leaf + bytes([key + 1])
+    start = (roots["outbox"] - 1) * 4096
+    journal[start : start + 4096] = page
+    crafted = place / "crafted.tar.gz"
+    crafted.write_bytes(rewritten(pack, with_file("journal.sqlite", bytes(journal))).read_bytes())
+    assert "its pages are not in order" in refused(crafted, place)
+
+
+def test_what_a_journal_keeps_compressed_is_unpacked_within_bounds(pack: Path, place: Path) -> None:
+    """Each text by itself, and all of them together."""
+    texts = b"0" * (MOST_TEXT["result"] + 1), b"0" * (MOST_TEXT["batch"] // 8)
+    for column, text, times, says in (
+        ("result", texts[0], 1, "the result of round 0 is cut short, or has more than 4 MB"),
+        ("batch", texts[1], 9, "its rounds unpack to more than 64 times its size"),
+    ):
+        rows = "WITH RECURSIVE c(x) AS (SELECT 2 UNION ALL SELECT x + 1 FROM c WHERE x < 12)"
+        kept = f"{column} = x'{zlib.compress(text).hex()}', {column}_sha256 = '{sha256(text)}'"
+        statements = f"UPDATE rounds SET {kept} WHERE round = 0;"
+        if times > 1:
+            statements += (
+                f"INSERT INTO rounds (round, stage, batch, batch_sha256, groups_at) {rows} "
+                "SELECT x, 'batch', batch, batch_sha256, 0.0 FROM c, rounds WHERE round = 0;"
+            )
+        crafted = place / "crafted.tar.gz"
+        change = with_file("journal.sqlite", crafted_journal(pack, place, statements))
+        crafted.write_bytes(rewritten(pack, change).read_bytes())
+        assert says in refused(crafted, place)
 
 
 @pytest.mark.parametrize(

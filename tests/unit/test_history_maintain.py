@@ -25,7 +25,7 @@ from sapo.store.history import maintain as keeping
 from sapo.store.history.data_files import DataFile
 from sapo.store.history.maintain import TableReport, maintain
 from sapo.store.history.query import Damaged
-from sapo.store.history.retention import cuts
+from sapo.store.history.retention import Cut, cuts
 from sapo.store.history.rounds import Recording
 from sapo.store.history.tables import SCHEMAS, TRAINING, Store, TableName, commit
 from sapo.store.history.training_sink import rows, transaction_id
@@ -189,6 +189,17 @@ def test_rows_are_cut_below_the_oldest_of_several_checkpoints(tmp_path: Path) ->
     assert [repr(round) for round in recorded(store, "n0", INCARNATION, 4)] == whole[4:]
     deliver(store, *range(DONE + 1))  # the marks know what was delivered, though its rows are cut
     assert rounds_of(store) == list(range(4, DONE + 1))
+
+
+def test_a_cut_of_an_odd_incarnation_leaves_the_rows_of_others(store: Store) -> None:
+    odd = "x' OR round < 1000 OR 'a' = 'b"
+    deliver(store, 0, 1)
+    held = store.open("training")
+    rows = held.to_pyarrow_table()
+    at = rows.schema.get_field_index("incarnation")
+    commit(held, rows.set_column(at, rows.schema.field(at), pa.array([odd] * rows.num_rows)), {})
+    assert maintain(ALL, store, [Cut("n0", odd, 1)])[0].rows_cut == rows.num_rows // 2
+    assert rounds_of(store) == [0, 1]
 
 
 def test_a_cut_is_told_from_rows_that_are_missing(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import random
-import shutil
 import signal
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -24,8 +23,8 @@ EVERY = 5
 """Of the statements, before every so-manyth of which it is killed in a short run."""
 
 
-def script(elsewhere: Path) -> list[Step]:
-    """Three rounds of single transactions; the checkpoints lie `elsewhere`, where no crash touches them."""
+def script(node: Path) -> list[Step]:
+    """Three rounds of single transactions; no crash touches the checkpoints in the node's folder."""
     rows = [make_row(90, position) for position in range(6)]
     steps: list[Step] = []
     for round in range(3):
@@ -45,7 +44,7 @@ def script(elsewhere: Path) -> list[Step]:
             methodcaller("acknowledge", kind="publish", through_seq=2 + 4 * round),
             methodcaller("commit_result", result=make_result(round)),
             methodcaller(
-                "record_checkpoint", checkpoint=make_checkpoint(elsewhere, round + 1), owe_version=round > 0
+                "record_checkpoint", checkpoint=make_checkpoint(node, round + 1), owe_version=round > 0
             ),
             methodcaller("acknowledge", kind="training", through_seq=6 * round),
             methodcaller("acknowledge", kind="track", through_seq=6 * round),
@@ -59,6 +58,11 @@ def open_journal(folder: Path) -> Journal:
     journal = Journal(folder / "journal.sqlite", clock=lambda: NOW, incarnation=INCARNATION)
     journal.set_environment(ENVIRONMENT)
     return journal
+
+
+def without_journal(folder: Path) -> None:
+    for file in folder.glob("journal.sqlite*"):
+        file.unlink()
 
 
 def states(steps: Sequence[Step]) -> list[dict[str, Any]]:
@@ -129,12 +133,11 @@ def test_killed_before_any_statement_it_reopens_between_two_steps_and_goes_on(me
 
 def kill_before(folder: Path, *, every: int) -> None:
     """Kill a journal before every so-manyth of its statements, and have it go on each time."""
-    steps = script(folder / "checkpoints")
-    expected = states(steps)
     home = folder / "n0"
+    steps = script(home)
+    expected = states(steps)
     kill_at, killed = 0, True
     while killed:
-        home.mkdir()
         killed, done = run_in_child(home, steps, kill_at)
         with open_journal(home) as journal:
             assert snapshot(journal) == expected[done], f"killed before statement {kill_at}"
@@ -142,32 +145,30 @@ def kill_before(folder: Path, *, every: int) -> None:
                 step(journal)
             assert snapshot(journal) == expected[-1]
             assert journal._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        shutil.rmtree(home)
+        without_journal(home)
         kill_at += every
     assert done == len(steps)
     assert kill_at > 4 * len(steps)
 
 
 def test_a_log_torn_at_any_byte_gives_a_state_between_two_transactions(memory: Path) -> None:
-    steps = script(memory / "checkpoints")
+    steps = script(memory)
     expected = states(steps)
-    live, torn = memory / "live", memory / "torn"
-    journal = open_journal(live)
-    for step in steps:
-        step(journal)
-    log = (live / "journal.sqlite-wal").read_bytes()
+    with open_journal(memory) as journal:
+        for step in steps:
+            step(journal)
+        path, beside = memory / "journal.sqlite", memory / "journal.sqlite-wal"
+        file, log = path.read_bytes(), beside.read_bytes()
     header, frame = 32, 4096 + 24
     rng = random.Random(0)
     cuts = [*range(header, len(log) + 1, frame), *(rng.randrange(len(log)) for _ in range(40))]
     reached = []
     for cut in sorted(cuts):
-        torn.mkdir()
-        shutil.copy(live / "journal.sqlite", torn)
-        (torn / "journal.sqlite-wal").write_bytes(log[:cut])
-        with Journal(torn / "journal.sqlite") as reopened:
+        without_journal(memory)
+        path.write_bytes(file)
+        beside.write_bytes(log[:cut])
+        with Journal(path) as reopened:
             reached.append(expected.index(snapshot(reopened)))
-        shutil.rmtree(torn)
-    journal.close()
     assert reached == sorted(reached)
     assert reached[-1] == len(steps)
     assert len(set(reached)) > 0.8 * len(steps)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from history_samples import last_release
+from history_samples import last_release, left_behind
 from journal_model import (
     NOW,
     batch_of,
@@ -24,6 +24,7 @@ from makers import INCARNATION
 
 from sapo.core.errors import UserError
 from sapo.core.types import chained
+from sapo.store.journal import foreign_journal
 from sapo.store.journal.journal import Journal
 from sapo.store.journal.rows import (
     ChainLink,
@@ -149,6 +150,16 @@ def test_a_journal_of_the_last_release_goes_on_and_its_next_round_knows_what_it_
         assert {moved.event for moved in journal.movements(6)} <= {"evicted"}
     with Journal(old) as again:
         assert again.link(7).previous == 5
+
+
+@pytest.mark.parametrize(("release", "node"), [("history-v1", "n0"), ("home-v4", "n1"), ("home-v5", "n1")])
+def test_what_a_release_left_behind_passes_for_a_journal_before_and_after_it_is_migrated(
+    release: str, node: str, tmp_path: Path
+) -> None:
+    path = left_behind(release, tmp_path, node).journal(node)
+    foreign_journal.check(path)
+    Journal(path).close()
+    foreign_journal.check(path)
 
 
 def test_a_migration_happens_once_however_many_open_the_journal_at_once(old: Path) -> None:

@@ -128,7 +128,8 @@ class _Keeper:
         if self._dry_run:
             wanted = (ds.field("node") == cut.node) & (ds.field("incarnation") == cut.incarnation)
             return int(table.to_pyarrow_dataset().count_rows(filter=wanted & (ds.field("round") < cut.round)))
-        where = f"node = '{cut.node}' AND incarnation = '{cut.incarnation}' AND round < {cut.round}"
+        node, incarnation = map(_quoted, group)
+        where = f"node = {node} AND incarnation = {incarnation} AND round < {cut.round}"
         said = Transaction(transaction_id(swarm, cut.node, cut.incarnation, "cut"), cut.round)
         marks = CommitProperties(app_transactions=[mark, said])
         done = table.delete(where, writer_properties=writing(), commit_properties=marks)

@@ -8,6 +8,7 @@ their SHA-256, which is checked on every read. A `Journal` may be used from seve
 
 import contextlib
 import json
+import re
 import secrets
 import sqlite3
 import threading
@@ -16,12 +17,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from pydantic import TypeAdapter, ValidationError
+
 from sapo.bus.base import Positions
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.core.run_length import over
 from sapo.core.series import check
-from sapo.core.types import Batch, Received, RoundResult, SignedGroup, canonical
+from sapo.core.types import Batch, Incarnation, Received, RoundResult, SignedGroup, canonical
 from sapo.policy.checkpoint import Checkpoint
 from sapo.store.journal.rows import (
     NOTHING_HEARD,
@@ -31,6 +34,7 @@ from sapo.store.journal.rows import (
     Event,
     JournalError,
     OutboxItem,
+    Owed,
     PeerRow,
     PeerUpdates,
     PoolEvent,
@@ -48,9 +52,12 @@ from sapo.store.journal.rows import (
     store_environment,
     where,
 )
-from sapo.store.journal.schema import connect, create, explained, pack, unpack
+from sapo.store.journal.schema import connect, create, damaged, explained, pack, unpack
 
 Stage = Literal["groups", "batch", "result"]
+_META = TypeAdapter(tuple[Incarnation, float])
+_CHECKPOINT = re.compile(r"checkpoints/round-\d{6,}", re.ASCII)
+"""Where a checkpoint lies, from the node's folder; what lies there is packed with the node."""
 
 
 class Journal:
@@ -92,8 +99,12 @@ class Journal:
         self._path, self._clock, self._connection = path, clock, connection
         self._lock = threading.RLock()
         self._environment: str | None = None
-        meta: tuple[str, float] = connection.execute("SELECT incarnation, created_at FROM meta").fetchone()
-        self.incarnation, self.created_at = meta
+        meta = connection.execute("SELECT incarnation, created_at FROM meta").fetchone()
+        try:
+            self.incarnation, self.created_at = _META.validate_python(meta)
+        except ValidationError:
+            self.close()
+            raise damaged(path, "it does not name its incarnation") from None
 
     def __enter__(self) -> Self:
         return self
@@ -276,9 +287,7 @@ class Journal:
         sql = """SELECT round, result, result_sha256 FROM rounds
             WHERE round > ? AND stage = 'result' ORDER BY round"""
         return [
-            RoundResult.model_validate_json(
-                unpack(packed, sha256, self._path, f"the result of round {round}")
-            )
+            RoundResult.model_validate_json(unpack(packed, sha256, self._path, "result", round))
             for round, packed, sha256 in self._all(sql, after_round)
         ]
 
@@ -369,7 +378,7 @@ class Journal:
         with self._transaction() as db:
             db.execute("DELETE FROM outbox WHERE kind = ? AND seq <= ?", (kind, through_seq))
 
-    def owed_counts(self) -> dict[str, int]:
+    def owed_counts(self) -> dict[Owed, int]:
         """How many obligations are open, by kind; kinds that owe nothing are absent."""
         return dict(self._all("SELECT kind, count(*) FROM outbox GROUP BY kind ORDER BY kind"))
 
@@ -455,14 +464,15 @@ class Journal:
         row = self._one(f"SELECT {what}, {what}_sha256 FROM rounds WHERE round = ?", round)
         if row is None or row[0] is None:
             raise JournalError(f"the journal holds no {what} of round {round}")
-        return unpack(row[0], row[1], self._path, f"the {what} of round {round}")
+        return unpack(row[0], row[1], self._path, what, round)
 
     def _relative(self, path: Path) -> str:
         """Paths are kept relative to the node's folder, so that it can be moved."""
-        home, path = self._path.absolute().parent, path.absolute()
-        return str(path.relative_to(home) if path.is_relative_to(home) else path)
+        return path.absolute().relative_to(self._path.absolute().parent).as_posix()
 
     def _absolute(self, path: str) -> Path:
+        if not _CHECKPOINT.fullmatch(path):
+            raise damaged(self._path, f"{path!a} is no checkpoint of this node")
         return self._path.absolute().parent / path
 
 

@@ -35,6 +35,10 @@ class PoolRow:
     verdict: str | None = None
 
 
+Owed = Literal["publish", "training", "track", "version", "gossip"]
+"""Kinds of what the outbox holds."""
+
+
 @dataclass(frozen=True, slots=True)
 class OutboxItem:
     """One obligation of the outbox; `ref` is a group id (publish), a checkpoint path (version) or empty."""

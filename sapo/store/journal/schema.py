@@ -4,9 +4,10 @@ import contextlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 from sapo.core.atomic_file import whole_file
 from sapo.core.errors import UserError
@@ -20,6 +21,11 @@ FORMER_ID = 0x5341504F
 """Of journals whose release gave a bus the same one."""
 _IS_JOURNAL = "SELECT 1 FROM sqlite_master WHERE name = 'rounds'"
 _BUSY_S = 60.0
+MOST_TEXT: Mapping[Literal["batch", "result"], int] = {"batch": 2**28, "result": 2**22}
+"""Bytes of JSON in what a round keeps compressed, far above what a node writes: a kilobyte may hold a
+megabyte."""
+_MOST_VALUE = max(MOST_TEXT.values())
+"""Bytes of any value or row that is read."""
 
 _MOVEMENTS = """
 CREATE TABLE movements (
@@ -31,6 +37,15 @@ _MET = """
 CREATE TABLE met (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, group_id TEXT NOT NULL UNIQUE, content_sha256 TEXT NOT NULL,
     fingerprint TEXT NOT NULL, author TEXT)"""
+_LINKS = (
+    "ALTER TABLE rounds ADD COLUMN previous INTEGER",
+    "ALTER TABLE rounds ADD COLUMN chain TEXT",
+    "ALTER TABLE rounds ADD COLUMN through INTEGER",
+    _MOVEMENTS,
+    _MOVEMENTS_INDEX,
+    _MET,
+)
+"""What version 2 adds: which round a round follows, and what enters and leaves the pool."""
 _PEERS = (
     "ALTER TABLE met ADD COLUMN key TEXT NOT NULL DEFAULT ''",
     "ALTER TABLE met ADD COLUMN stamp REAL",
@@ -48,13 +63,14 @@ _SINCE = "ALTER TABLE peers ADD COLUMN since INTEGER NOT NULL DEFAULT 0"
 """What version 4 adds: the round in which an author became known."""
 _ANNOUNCED = "CREATE TABLE announced (key TEXT PRIMARY KEY, content TEXT NOT NULL)"
 """What version 5 adds: what others last announced to gossip with."""
-_SCHEMA = f"""
-BEGIN;
+_STEPS = (_LINKS, _PEERS, (_SINCE,), (_ANNOUNCED,))
+"""What each version adds to the one before it, from version 2 on."""
+_FIRST = """
 CREATE TABLE meta (incarnation TEXT NOT NULL, created_at REAL NOT NULL);
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, stage TEXT NOT NULL, training_owed INTEGER NOT NULL DEFAULT 0,
     batch BLOB, batch_sha256 TEXT, result BLOB, result_sha256 TEXT, environment TEXT,
-    groups_at REAL NOT NULL, batch_at REAL, result_at REAL, previous INTEGER, chain TEXT, through INTEGER);
+    groups_at REAL NOT NULL, batch_at REAL, result_at REAL);
 CREATE TABLE groups (
     group_id TEXT PRIMARY KEY, content_sha256 TEXT NOT NULL, key TEXT NOT NULL, signature TEXT NOT NULL,
     payload BLOB NOT NULL, round INTEGER NOT NULL, place INTEGER NOT NULL, UNIQUE (round, place));
@@ -71,17 +87,12 @@ CREATE TABLE outbox (
 CREATE INDEX outbox_kind ON outbox (kind, seq);
 CREATE INDEX outbox_round ON outbox (round);
 CREATE TABLE checkpoints (
-    round INTEGER PRIMARY KEY, path TEXT NOT NULL, content TEXT NOT NULL, owed INTEGER NOT NULL);
-{_MOVEMENTS};
-{_MOVEMENTS_INDEX};
-{_MET};
-{";".join(_PEERS)};
-{_SINCE};
-{_ANNOUNCED};
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {JOURNAL_VERSION};
-COMMIT;
-"""
+    round INTEGER PRIMARY KEY, path TEXT NOT NULL, content TEXT NOT NULL, owed INTEGER NOT NULL)"""
+
+
+def tables(version: int = JOURNAL_VERSION) -> str:
+    """The statements that make the tables of a version."""
+    return ";".join([_FIRST, *(statement for step in _STEPS[: version - 1] for statement in step)])
 
 
 @contextlib.contextmanager
@@ -120,7 +131,8 @@ def create(path: Path, incarnation: str, created_at: float) -> None:
     with whole_file(path) as new:
         with closing(sqlite3.connect(new, isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous=OFF")  # the whole file is synced before it has its name
-            connection.executescript(_SCHEMA)
+            marks = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {JOURNAL_VERSION}"
+            connection.executescript(f"BEGIN; {tables()}; {marks}; COMMIT")
             connection.execute("INSERT INTO meta VALUES (?, ?)", (incarnation, created_at))
             connection.execute("PRAGMA journal_mode=WAL")
         for suffix in ("-wal", "-shm"):
@@ -142,8 +154,9 @@ def connect(path: Path, *, read_only: bool = False, durable: bool = True) -> sql
         isolation_level=None,
         check_same_thread=False,
     )
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_VALUE)
     try:
-        version = _check_version(connection, path)
+        version = check_version(connection, path)
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         if version < JOURNAL_VERSION and not read_only:
             _migrate(connection, path)
@@ -153,7 +166,8 @@ def connect(path: Path, *, read_only: bool = False, durable: bool = True) -> sql
     return connection
 
 
-def _check_version(connection: sqlite3.Connection, path: Path) -> int:
+def check_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of a file. Raises `UserError` where it is no journal, or none of this release's."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     former = application == FORMER_ID and connection.execute(_IS_JOURNAL).fetchone()
@@ -173,25 +187,16 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Step by step from whatever version it has; another thread of this node may have been faster."""
     with connection:  # commits, or rolls back
         connection.execute("BEGIN IMMEDIATE")
-        if _check_version(connection, path) < 2:
-            _add_links(connection, path)
-        if _check_version(connection, path) < 3:
-            for statement in _PEERS:
-                connection.execute(statement)
-        if _check_version(connection, path) < 4:
-            connection.execute(_SINCE)
-        if _check_version(connection, path) < 5:
-            connection.execute(_ANNOUNCED)
+        version = check_version(connection, path)
+        for statement in (one for step in _STEPS[version - 1 :] for one in step):
+            connection.execute(statement)
+        if version < 2:
+            _link_newest(connection, path)
         connection.execute(f"PRAGMA user_version = {JOURNAL_VERSION}")
 
 
-def _add_links(connection: sqlite3.Connection, path: Path) -> None:
+def _link_newest(connection: sqlite3.Connection, path: Path) -> None:
     """From version 1, which kept neither movements nor links: the next round can tell which it follows."""
-    for column in ("previous INTEGER", "chain TEXT", "through INTEGER"):
-        connection.execute(f"ALTER TABLE rounds ADD COLUMN {column}")
-    connection.execute(_MOVEMENTS)
-    connection.execute(_MOVEMENTS_INDEX)
-    connection.execute(_MET)
     sql = "SELECT round, batch, batch_sha256 FROM rounds WHERE batch IS NOT NULL ORDER BY round DESC"
     through = next((row[0] for row in connection.execute(sql) if _has_groups(path, *row)), None)
     newest = "(SELECT max(round) FROM rounds WHERE batch IS NOT NULL)"
@@ -199,7 +204,7 @@ def _add_links(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _has_groups(path: Path, round: int, blob: bytes, digest: str) -> bool:
-    return bool(json.loads(unpack(blob, digest, path, f"the batch of round {round}"))["groups"])
+    return bool(json.loads(unpack(blob, digest, path, "batch", round))["groups"])
 
 
 def pack(text: str) -> tuple[bytes, str]:
@@ -207,12 +212,15 @@ def pack(text: str) -> tuple[bytes, str]:
     return zlib.compress(text.encode()), sha256(text)
 
 
-def unpack(blob: bytes, digest: str, path: Path, what: str) -> bytes:
+def unpack(blob: bytes, digest: str, path: Path, kind: Literal["batch", "result"], round: int) -> bytes:
     """The text that `pack` was given, as UTF-8. Raises `UserError` when it is not what was stored."""
+    what, most, stream = f"the {kind} of round {round}", MOST_TEXT[kind], zlib.decompressobj()
     try:
-        text = zlib.decompress(blob)
+        text = stream.decompress(blob, most)
     except zlib.error as error:
         raise damaged(path, f"{what}: {error}") from error
+    if not stream.eof:
+        raise damaged(path, f"{what} is cut short, or has more than {most // 2**20} MB")
     if sha256(text) != digest:
         raise damaged(path, f"{what} does not have the digest it was stored with")
     return text
