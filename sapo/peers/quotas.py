@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 MEMORY = 4096
 """Newcomers remembered, and as many known authors; those of whom nothing was verified longest go first."""
-LOOKS = 16
+LOOKS = 48
 """Records looked at in a round per place in the pool: forgers of a known key may have sent most of them."""
 CREDIT_S = 0.5
 """What an account begins with, and may hold in any case; whoever has some may go into debt for one group."""
@@ -145,10 +145,10 @@ class Quotas:
         """Have `admit` look at a poll's records while their authors have room; what it gave, and the rest.
 
         `admit` checks the signature, charges what that cost, and returns None for what it refuses. Authors
-        have room for as many admitted groups as they may hold in the pool. So who forges a known key takes no
-        room, but looks, of which there are `LOOKS` per place. Where not all have room, records are looked at
-        in turns, one per author and turn, in an order drawn from `rng`: neither a place on the bus nor the
-        number of records is of use. Newcomers who are `on_probation` and others come by turns.
+        have room for as many admitted groups as they may hold in the pool, and for the looks they are charged
+        for: who forges a known key takes looks of all, `LOOKS` per place. Where not all have room, records
+        are looked at in turns, one per author and turn, in an order drawn from `rng`: neither a place on the
+        bus nor the number of records is of use. Newcomers who are `on_probation` and others come by turns.
 
         Looks at newcomers end when half of their seconds are spent: the rest is for verification. A known
         author is looked at while it owes at most `CREDIT_S`.
@@ -162,10 +162,12 @@ class Quotas:
             if not (self._may_look(key, kept) and places.fits(key, size) and looks.take(key)):
                 no_room.append(one)
                 continue
-            entry = admit(one)
+            charged, entry = self._turn, admit(one)
             if entry is not None:
                 places.take(key, size)
                 came.append(entry)
+            elif self._turn == charged:
+                looks.disown(key)
         looked = len(received) - len(no_room)
         self._reach = min(LOOKS, looked // max(1, len(came)))
         self._went["looked"] += looked
