@@ -12,8 +12,7 @@ node's own work:
 What the newcomers' common account cannot hold, and all the rest, is dealt out evenly among known authors;
 what one does not need flows to the others. So no other author's spending lowers a known author's account.
 Every newcomer has an account besides, filled up only when it is empty: a slow one silences itself before the
-others. Nothing is verified for an account in debt, and of newcomers one group at a time: it may cost all that
-they have.
+others. Nothing is verified for an account in debt, and for each one group at a time: it may cost all it has.
 
 An own group has at most `batch.completions` times `generate.max_new_tokens` tokens to learn from: the
 *allowance*. A foreign completion may have `COMPLETION` times the tokens of an own one, and a foreign group
@@ -55,8 +54,6 @@ FLOOR_S = 0.02
 COMPLETION, GROUP = 4, 4
 ALWAYS = ("looked", "faults", "seconds", "seconds/newcomers")
 """Series that are there in each round, also at 0."""
-IN_HAND_S = 0.1
-"""What a known author's group is taken to cost while it is being verified: far more than most."""
 
 
 @dataclass(slots=True)
@@ -226,9 +223,9 @@ class Quotas:
 
     def may_verify(self, key: str, beside: Sequence[str] = ()) -> bool:
         """Whether the author's account covers one more group, while groups of the authors `beside` are being
-        verified: of all newcomers one at a time, since it may cost all that is left."""
+        verified: of each, and of all newcomers, one at a time, since it may cost all that is left."""
         if self.known(key):
-            return not self._timed or self._balance(self._known, key) > IN_HAND_S * beside.count(key)
+            return not self._timed or (self._balance(self._known, key) > 0 and key not in beside)
         covered = self._common.balance > 0 and self._balance(self._new, key) > 0
         return covered and all(self.known(other) for other in beside)
 

@@ -245,6 +245,13 @@ def test_a_clock_that_stands_still_earns_a_little() -> None:
     assert known.may_verify("b")
 
 
+def test_of_a_known_author_one_group_is_verified_at_a_time() -> None:
+    known = with_known("a", "b")
+    assert known.may_verify("a", ["b"])
+    assert not known.may_verify("a", ["b", "a"])
+    assert Quotas(config(), ["a"], timed=False).may_verify("a", ["a"])
+
+
 ROUNDS = st.lists(
     st.tuples(st.floats(0, 20), st.lists(st.tuples(st.integers(0, 30), st.floats(0, 3)), max_size=12)),
     min_size=1,
