@@ -17,7 +17,7 @@ others. Nothing is verified for an account in debt, and for each one group at a 
 An own group has at most `batch.completions` times `generate.max_new_tokens` tokens to learn from: the
 *allowance*. A foreign completion may have `COMPLETION` times the tokens of an own one, and a foreign group
 `GROUP` allowances (`beyond`). What an author's groups have more than the batch's own ones, in the mean, is
-charged to it at what a token cost in the last update (`excess`).
+charged to it at what a token cost in that update (`excess`).
 
 A name that behaves becomes known, whoever is behind it: where that is too cheap, a swarm goes by invitation.
 """
@@ -30,9 +30,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from sapo.bus.base import Limits
-from sapo.core.config.load import Config, LearnConfig, PoolConfig
+from sapo.core.config.load import Config, PoolConfig
 from sapo.core.shares import Meter, Shares, by_turns, in_turns
-from sapo.core.types import Batch, Received, Sample, sha256
+from sapo.core.types import Batch, Received, sha256
 from sapo.peers.pool import places_of
 from sapo.peers.signing import verify
 from sapo.store.journal.rows import PeerRow
@@ -321,31 +321,24 @@ class Quotas:
         return PeerRow(key, account.turn, account.sound, known, account.balance, account.since)
 
 
-def beyond(config: Config, lengths: Sequence[int]) -> str | None:
+def beyond(config: Config, lengths: Sequence[int], prompt: int = 0) -> str | None:
     """Why a group whose completions have so many tokens is not learned from: one of them is `too_long`, or
-    all together are `too_costly`. None where they are not."""
+    all together, each with `prompt` more, are `too_costly`. None where they are not."""
     own = config.generate.max_new_tokens
     if max(lengths) > COMPLETION * own:
         return "too_long"
-    return "too_costly" if sum(lengths) > GROUP * config.batch.completions * own else None
+    most = GROUP * config.batch.completions * (own + prompt)
+    return "too_costly" if sum(lengths) + prompt * len(lengths) > most else None
 
 
-def excess(batch: Batch, learn: LearnConfig) -> Counter[str]:
-    """Tokens that foreign groups have to learn from above the mean of the batch's own ones, by author."""
-    own = [_tokens(group.samples) for group in batch.groups if group.source == "local"]
+def excess(batch: Batch, tokens: Mapping[int, int], looked: Mapping[int, float]) -> Counter[str]:
+    """What foreign groups have above the mean of the batch's own ones, by author: of what they have to learn
+    from, and of what was `looked` at in them."""
+    own = [tokens[group.position] for group in batch.groups if group.source == "local"]
     usual = sum(own) / max(1, len(own))
     found: Counter[str] = Counter()
     for group in batch.groups:
         if group.source == "external" and group.informative:
-            stale = batch.round - group.producer_version
-            learned = [
-                sample
-                for sample in group.samples
-                if learn.admits(sample.advantage, stale, told=sample.behaviour_logprobs is not None)
-            ]
-            found[group.producer_key] += max(0, math.ceil(_tokens(learned) - usual))
+            taken = tokens[group.position], looked.get(group.position, 0.0)
+            found[group.producer_key] += sum(max(0, math.ceil(one - usual)) for one in taken)
     return +found
-
-
-def _tokens(samples: Sequence[Sample]) -> int:
-    return sum(sum(sample.loss_mask) for sample in samples)
