@@ -157,7 +157,7 @@ class Intake:
         self.pool.refuse(refused)
         self.refusals.note(refused, received)
         self.own_key.note(refused, received)
-        if is_signed(refused):
+        if refused.group is not None:
             self.pool.seen.refuse(received.signed.content_sha256)
         if refused.group is not None and (refused.code in PROVEN or refused.proven):
             self.quotas.fault(refused.group.key, refused.code)
