@@ -246,6 +246,22 @@ def collate(
     return [_chunk(portion, beginning, shared, torch.device(device), dtype) for portion in portions]
 
 
+def size_of(one: Row | Sample, shared: bool) -> int:
+    """Tokens that a completion takes in an update: its prompt's, too, where that is computed for it alone."""
+    alone = not shared or len(one.token_ids) > BLOCK_TOKENS
+    return len(one.token_ids) if alone else sum(one.loss_mask)
+
+
+def costs(batch: Batch, learn: LearnConfig, *, shared: bool = True) -> dict[int, int]:
+    """Tokens that groups of a batch have to learn from, by position; `shared` as for `collate`."""
+    return {
+        group.position: sum(
+            size_of(one, shared) for one in group.samples if _excluded(one, group, learn, batch.round) is None
+        )
+        for group in batch.groups
+    }
+
+
 def common_beginning(rows: Sequence[Row]) -> tuple[int, ...]:
     """What all prompts begin with, where that pays; never a whole prompt, whose last token predicts."""
     prompts = {row.token_ids[: row.start] for row in rows}

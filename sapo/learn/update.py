@@ -19,7 +19,7 @@ from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
 from sapo.core.own_code import is_own
 from sapo.core.types import Batch
-from sapo.learn.collate import Chunk, Row, Selection, collate, common_beginning, longest_own, select
+from sapo.learn.collate import Chunk, Row, Selection, collate, common_beginning, longest_own, select, size_of
 from sapo.learn.foreign_bound import Bound, Part, weights
 from sapo.learn.foreign_credit import credit
 from sapo.learn.gossip import SlowWeights
@@ -43,13 +43,15 @@ class StepResult:
 
     `alarm` names the guard that was set off, or what was not finite; what to do about it beyond
     leaving the step out (pause, rollback) is the caller's. `metrics` are finite. `logprobs` are mean own
-    log-probabilities per trained token, by position of the group in the batch, before the step.
+    log-probabilities per trained token, by position of the group in the batch, before the step; `looked` are
+    tokens read once more for `learn.foreign_credit`, a third of each: there was no way back.
     """
 
     skipped: str | None
     metrics: dict[str, float]
     alarm: str | None = None
     logprobs: Mapping[int, float] = field(default_factory=dict)
+    looked: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class _Pass:
     lowest_foreign: float = math.inf
     by_group: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Sum of log-probabilities and number of tokens, by position of the group."""
+    looked: Counter[int] = field(default_factory=Counter)
 
     def add(self, values: dict[str, Tensor]) -> None:
         if not values:
@@ -279,6 +282,7 @@ class Learner:
         old: list[_Start] = []
         problem: str | None = None
         logprobs: dict[int, float] = {}
+        looked: dict[int, float] = {}
         for epoch in range(self.learn.epochs):
             done = self._accumulate(chunks, old, untrained, own)
             count = self._normaliser(done, chosen)
@@ -291,9 +295,10 @@ class Learner:
                 if counted:
                     total = sum(total for total, _ in done.by_group.values())
                     metrics["learn/logprob_update"] = total / counted
+                looked = {group: tokens / (3 * self.learn.epochs) for group, tokens in done.looked.items()}
                 if done.of("nan") == 0 and done.of("tokens") == 0:
                     self._forget_gradients()
-                    return StepResult("no trained token", metrics)
+                    return StepResult("no trained token", metrics, looked=looked)
             problem = self._problem(done) or (guard(metrics, self.guard) if epoch == 0 else None)
             if problem is None:
                 norm = self._clip(count)
@@ -307,7 +312,7 @@ class Learner:
             metrics["learn/steps"] += 1.0
             metrics["learn/clip_share"] = done.of("clipped") / max(done.of("tokens"), 1.0)
         self._forget_gradients()
-        return StepResult(None if metrics["learn/steps"] else problem, metrics, problem, logprobs)
+        return StepResult(None if metrics["learn/steps"] else problem, metrics, problem, logprobs, looked)
 
     def _accumulate(self, chunks: Sequence[Chunk], old: list[_Start], untrained: _Pass, groups: int) -> _Pass:
         """Forward and backward over all micro-batches; `old` is filled in the first epoch.
@@ -328,7 +333,10 @@ class Learner:
             if len(old) == number:
                 part = Part.of(learn.loss, own, chunk.mask)
                 factors = self._weights(chunk, part, among, done, untrained, groups)
-                old.append(_Start(own, factors, self._credit(chunk, own, beginning)))
+                worth, asked = self._credit(chunk, own, beginning)
+                for group, row in asked:
+                    done.looked[group] += size_of(row, self._shared)
+                old.append(_Start(own, factors, worth))
                 if not bool(chunk.external.any()):
                     done.add_own(part)
             start, factor = old[number].logprobs, old[number].weights
@@ -377,8 +385,11 @@ class Learner:
         counts = torch.tensor([among[group] for group in chunk.groups], device=self.device)
         return weights(part, chunk.advantages, counts, bound).to(chunk.advantages.dtype)
 
-    def _credit(self, chunk: Chunk, own: Tensor, beginning: Beginning | None) -> Tensor:
-        """The factor of each token [S, W] of a micro-batch, by what the policy has for it at the start."""
+    def _credit(
+        self, chunk: Chunk, own: Tensor, beginning: Beginning | None
+    ) -> tuple[Tensor, set[tuple[int, Row]]]:
+        """The factor of each token [S, W] of a micro-batch, by what the policy has for it at the start; which
+        rows of which groups that took."""
 
         def again(measure: Callable[[Chunk], Tensor], rows: Sequence[Row]) -> dict[Row, list[float]]:
             size = sum(len(row.token_ids) for row in chunk.sequences) // (self.learn.micro_batch or 1)

@@ -138,7 +138,7 @@ class Intake:
 
     def _admit(self, received: Received, now: float) -> Entry | None:
         """Put a group into the pool and return its entry; None where it is refused. Its author pays for the
-        time if the signature holds."""
+        time if the signature holds, but not where another may have sent it again."""
         began = time.thread_time()
         entry, refused = None, None
         try:
@@ -149,7 +149,7 @@ class Intake:
             # the one that was raised names frames, which would keep the group for good
             refused = Refused(reason.code, reason.detail, reason.group, reason.proven)
             self._refuse(refused, received)
-        if refused is None or is_signed(refused):
+        if refused is None or (is_signed(refused) and refused.code != "replayed"):
             self.quotas.charge(received.signed.key, time.thread_time() - began)
         return entry
 
@@ -157,5 +157,7 @@ class Intake:
         self.pool.refuse(refused)
         self.refusals.note(refused, received)
         self.own_key.note(refused, received)
+        if refused.group is not None:
+            self.pool.seen.refuse(received.signed.content_sha256)
         if refused.group is not None and (refused.code in PROVEN or refused.proven):
             self.quotas.fault(refused.group.key, refused.code)

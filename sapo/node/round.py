@@ -23,6 +23,8 @@ from sapo.core.silence import ROUNDS
 from sapo.core.types import Batch, Gossiped, Group, Outcome, Received, RoundResult, SignedGroup, canonical
 from sapo.learn.advantage import informative
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
+from sapo.learn.collate import costs
+from sapo.learn.logprobs import shares_prompts
 from sapo.learn.update import StepResult
 from sapo.node.asked import Asked
 from sapo.node.async_rollout import Ahead, Answered
@@ -102,8 +104,8 @@ class NodeRuntime:
         self._taken_up = TakenUp(
             parts.home.phrases(self.name), self.name, parts.intake.admission.key, self.journal.incarnation
         )
-        self._update_s: float | None = None
-        """Seconds of the last update, where it was made in this process."""
+        self._own_update_s: float | None = None
+        """Seconds of the own part of the last update, where it was made in this process."""
         self._next: QuestionStream | None = None
         """Of the next round's questions, begun beside an update."""
         self.batch: Batch | None = None
@@ -289,19 +291,23 @@ class NodeRuntime:
             useful = [informative([outcome.score for outcome in row], tolerance) for row in now.outcomes]
         return sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"), useful)
 
-    def _charge_excess(self, batch: Batch) -> None:
-        """Charge authors what a batch costs more to learn from than if their groups were own ones."""
-        token_s = self._last.get("time/update", 0.0) / max(1.0, self._last.get("learn/tokens", 0.0))
-        for key, tokens in excess(batch, self.config.learn).items():
-            self.parts.intake.quotas.charge(key, tokens * token_s)
+    def _settle(self, batch: Batch, looked: Mapping[int, float], seconds: float) -> None:
+        """Take down what of an update's seconds was own work, and charge authors what their groups cost more
+        to learn from than own ones."""
+        tokens = costs(batch, self.config.learn, shared=shares_prompts(self.parts.policy.model))
+        learned = {group.position: group.source for group in batch.groups if group.informative}
+        token_s = seconds / max(1.0, sum(tokens[place] for place in learned) + sum(looked.values()))
+        self._own_update_s = token_s * sum(tokens[place] for place in learned if learned[place] == "local")
+        for key, more in excess(batch, tokens, looked).items():
+            self.parts.intake.quotas.charge(key, more * token_s)
 
     def _own_seconds(self, scoring: float) -> float:
         """Seconds of the node's own work since the draw before: the own part of the last update, generation,
         `scoring`. What others made it take earns them nothing."""
-        if self._update_s is None:
-            self._update_s = self._last.get("time/update", 0.0)
-        own = 1.0 - self._last.get("learn/token_share_external", 0.0)
-        return own * self._update_s + self._now.metrics["time/generate"] + scoring
+        if self._own_update_s is None:
+            own = 1.0 - self._last.get("learn/token_share_external", 0.0)
+            self._own_update_s = own * self._last.get("time/update", 0.0)
+        return self._own_update_s + self._now.metrics["time/generate"] + scoring
 
     def _commit_batch(self) -> Batch:
         """Make the batch, with its advantages, and journal it (transaction 2). What came and went within this
@@ -309,7 +315,6 @@ class NodeRuntime:
         now, parts, pool = self._now, self.parts, self.parts.intake.pool
         assert now.draw is not None
         batch = self._make_batch(now.draw.chosen)
-        self._charge_excess(batch)
         if now.draw.chosen:
             recent = sum(parts.intake.quotas.recent(entry.group.key) for entry in now.draw.chosen)
             now.metrics["share/external_recent"] = recent / len(now.draw.chosen)
@@ -424,6 +429,7 @@ class NodeRuntime:
         gossiped = self._gossip(now.batch, went_back=target is not None)
         finished = parts.clock()
         self._count_time(started, finished)
+        self._settle(now.batch, step.looked, now.metrics["time/update"])
         last = over(self.config, self.round + 1, now.metrics)
         checkpoint = parts.recovery.due(self.round + 1, finished, last=last)
         digests = self._digests(checkpoint)
@@ -464,7 +470,7 @@ class NodeRuntime:
 
     def _count_time(self, started: float, finished: float) -> None:
         found = self._now.metrics
-        self._update_s = found["time/update"] = finished - started - found.get("time/gossip", 0.0)
+        found["time/update"] = finished - started - found.get("time/gossip", 0.0)
         found["time/round"] = sum(found.get(f"time/{stage}", 0.0) for stage in STAGES)
         found[SPENT] = self._last.get(SPENT, 0.0) + finished - self._since
         if found["time/round"] > 0 and "tokens/generated" in found:

@@ -10,6 +10,8 @@ from sapo.core.config.load import Config
 from sapo.core.errors import Refused
 from sapo.core.types import Group, Outcome
 from sapo.learn.advantage import informative
+from sapo.learn.collate import BLOCK_TOKENS
+from sapo.learn.logprobs import shares_prompts
 from sapo.peers.admission import PROVEN
 from sapo.peers.pool import Entry, Verdict
 from sapo.peers.quotas import Quotas, beyond
@@ -86,7 +88,9 @@ class PeerVerifier:
             tokens.append(Tokens.of(self.policy, entry.group))
             lengths = [len(ids) for ids, _ in tokens[i].completions]
             too_long = tokens[i].longest > self.policy.max_length
-            if reason := "too_long" if too_long else beyond(self.config, lengths):
+            shared = shares_prompts(self.policy.model) and tokens[i].longest <= BLOCK_TOKENS
+            prompt = 0 if shared else len(tokens[i].prompt)
+            if reason := "too_long" if too_long else beyond(self.config, lengths, prompt):
                 found[i] = self._bad(entry, reason)
             seconds.append(time.thread_time() - began)
         return tokens, found, seconds

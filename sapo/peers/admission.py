@@ -122,7 +122,7 @@ class Admission:
         if signed.key in self.blocked:
             raise Refused("blocked")
         check_size(signed, self.manifest)
-        known = self.pool.seen.get(signed.group_id)
+        known = self.pool.seen.get(signed.group_id) or self.pool.seen.get(signed.content_sha256)
         if known is not None and known.content_sha256 == signed.content_sha256:
             raise Refused("own_echo" if signed.key == self.key else "duplicate")
         return known

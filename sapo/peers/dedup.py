@@ -66,6 +66,11 @@ class DedupIndex:
         if len(self._met) > self._limit:
             self._make_room()
 
+    def refuse(self, content_sha256: str) -> None:
+        """Remember signed content that was refused, as a newcomer's: anybody can send it again."""
+        if not self.holds(content_sha256):
+            self.note(SeenGroup(content_sha256, content_sha256, "", None, "", None))
+
     def holds(self, content_sha256: str) -> bool:
         """Whether a group of this very content is remembered."""
         return content_sha256 in self._contents

@@ -12,13 +12,12 @@ node's own work:
 What the newcomers' common account cannot hold, and all the rest, is dealt out evenly among known authors;
 what one does not need flows to the others. So no other author's spending lowers a known author's account.
 Every newcomer has an account besides, filled up only when it is empty: a slow one silences itself before the
-others. Nothing is verified for an account in debt, and of newcomers one group at a time: it may cost all that
-they have.
+others. Nothing is verified for an account in debt, and for each one group at a time: it may cost all it has.
 
 An own group has at most `batch.completions` times `generate.max_new_tokens` tokens to learn from: the
 *allowance*. A foreign completion may have `COMPLETION` times the tokens of an own one, and a foreign group
 `GROUP` allowances (`beyond`). What an author's groups have more than the batch's own ones, in the mean, is
-charged to it at what a token cost in the last update (`excess`).
+charged to it at what a token cost in that update (`excess`).
 
 A name that behaves becomes known, whoever is behind it: where that is too cheap, a swarm goes by invitation.
 """
@@ -31,9 +30,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from sapo.bus.base import Limits
-from sapo.core.config.load import Config, LearnConfig, PoolConfig
+from sapo.core.config.load import Config, PoolConfig
 from sapo.core.shares import Meter, Shares, by_turns, in_turns
-from sapo.core.types import Batch, Received, Sample, sha256
+from sapo.core.types import Batch, Received, sha256
 from sapo.peers.pool import places_of
 from sapo.peers.signing import verify
 from sapo.store.journal.rows import PeerRow
@@ -42,7 +41,7 @@ T = TypeVar("T")
 
 MEMORY = 4096
 """Newcomers remembered, and as many known authors; those of whom nothing was verified longest go first."""
-LOOKS = 16
+LOOKS = 48
 """Records looked at in a round per place in the pool: forgers of a known key may have sent most of them."""
 CREDIT_S = 0.5
 """What an account begins with, and may hold in any case; whoever has some may go into debt for one group."""
@@ -55,8 +54,6 @@ FLOOR_S = 0.02
 COMPLETION, GROUP = 4, 4
 ALWAYS = ("looked", "faults", "seconds", "seconds/newcomers")
 """Series that are there in each round, also at 0."""
-IN_HAND_S = 0.1
-"""What a known author's group is taken to cost while it is being verified: far more than most."""
 
 
 @dataclass(slots=True)
@@ -145,10 +142,10 @@ class Quotas:
         """Have `admit` look at a poll's records while their authors have room; what it gave, and the rest.
 
         `admit` checks the signature, charges what that cost, and returns None for what it refuses. Authors
-        have room for as many admitted groups as they may hold in the pool. So who forges a known key takes no
-        room, but looks, of which there are `LOOKS` per place. Where not all have room, records are looked at
-        in turns, one per author and turn, in an order drawn from `rng`: neither a place on the bus nor the
-        number of records is of use. Newcomers who are `on_probation` and others come by turns.
+        have room for as many admitted groups as they may hold in the pool, and for the looks they are charged
+        for: who forges a known key takes looks of all, `LOOKS` per place. Where not all have room, records
+        are looked at in turns, one per author and turn, in an order drawn from `rng`: neither a place on the
+        bus nor the number of records is of use. Newcomers who are `on_probation` and others come by turns.
 
         Looks at newcomers end when half of their seconds are spent: the rest is for verification. A known
         author is looked at while it owes at most `CREDIT_S`.
@@ -162,10 +159,12 @@ class Quotas:
             if not (self._may_look(key, kept) and places.fits(key, size) and looks.take(key)):
                 no_room.append(one)
                 continue
-            entry = admit(one)
+            charged, entry = self._turn, admit(one)
             if entry is not None:
                 places.take(key, size)
                 came.append(entry)
+            elif self._turn == charged:
+                looks.disown(key)
         looked = len(received) - len(no_room)
         self._reach = min(LOOKS, looked // max(1, len(came)))
         self._went["looked"] += looked
@@ -224,9 +223,9 @@ class Quotas:
 
     def may_verify(self, key: str, beside: Sequence[str] = ()) -> bool:
         """Whether the author's account covers one more group, while groups of the authors `beside` are being
-        verified: of all newcomers one at a time, since it may cost all that is left."""
+        verified: of each, and of all newcomers, one at a time, since it may cost all that is left."""
         if self.known(key):
-            return not self._timed or self._balance(self._known, key) > IN_HAND_S * beside.count(key)
+            return not self._timed or (self._balance(self._known, key) > 0 and key not in beside)
         covered = self._common.balance > 0 and self._balance(self._new, key) > 0
         return covered and all(self.known(other) for other in beside)
 
@@ -322,31 +321,24 @@ class Quotas:
         return PeerRow(key, account.turn, account.sound, known, account.balance, account.since)
 
 
-def beyond(config: Config, lengths: Sequence[int]) -> str | None:
+def beyond(config: Config, lengths: Sequence[int], prompt: int = 0) -> str | None:
     """Why a group whose completions have so many tokens is not learned from: one of them is `too_long`, or
-    all together are `too_costly`. None where they are not."""
+    all together, each with `prompt` more, are `too_costly`. None where they are not."""
     own = config.generate.max_new_tokens
     if max(lengths) > COMPLETION * own:
         return "too_long"
-    return "too_costly" if sum(lengths) > GROUP * config.batch.completions * own else None
+    most = GROUP * config.batch.completions * (own + prompt)
+    return "too_costly" if sum(lengths) + prompt * len(lengths) > most else None
 
 
-def excess(batch: Batch, learn: LearnConfig) -> Counter[str]:
-    """Tokens that foreign groups have to learn from above the mean of the batch's own ones, by author."""
-    own = [_tokens(group.samples) for group in batch.groups if group.source == "local"]
+def excess(batch: Batch, tokens: Mapping[int, int], looked: Mapping[int, float]) -> Counter[str]:
+    """What foreign groups have above the mean of the batch's own ones, by author: of what they have to learn
+    from, and of what was `looked` at in them."""
+    own = [tokens[group.position] for group in batch.groups if group.source == "local"]
     usual = sum(own) / max(1, len(own))
     found: Counter[str] = Counter()
     for group in batch.groups:
         if group.source == "external" and group.informative:
-            stale = batch.round - group.producer_version
-            learned = [
-                sample
-                for sample in group.samples
-                if learn.admits(sample.advantage, stale, told=sample.behaviour_logprobs is not None)
-            ]
-            found[group.producer_key] += max(0, math.ceil(_tokens(learned) - usual))
+            taken = tokens[group.position], looked.get(group.position, 0.0)
+            found[group.producer_key] += sum(max(0, math.ceil(one - usual)) for one in taken)
     return +found
-
-
-def _tokens(samples: Sequence[Sample]) -> int:
-    return sum(sum(sample.loss_mask) for sample in samples)

@@ -154,6 +154,20 @@ def test_a_replay_is_refused_also_after_a_restart_and_when_its_id_is_forgotten(
         assert again.parts.intake.quotas.metrics().get("peers/faults", 0.0) == 0.0
 
 
+def test_a_replay_costs_its_author_nothing_and_proves_its_bytes_once(node: NodeRuntime, bus: Mailbox) -> None:
+    intake, group = node.parts.intake, question_of(node, "resent")
+    resent = stamped(group, NOW - 20, "resent")
+    intake.admission.streams.note(group, NOW - 30)
+    intake.refusals.rows(), intake.quotas.metrics()
+    for proven in (True, False):
+        limits = intake.quotas.limits(intake.pool.seen.holds)
+        assert limits.proven(resent.signed) is proven
+        bus.inbox = [resent]
+        intake.receive(Random(0))
+    assert [row.reason for row in intake.refusals.rows()] == ["replayed", "duplicate"]
+    assert intake.quotas.metrics()["peers/seconds"] == 0.0
+
+
 def test_what_a_draw_finds_out_is_refused_sampled_and_a_fault(node: NodeRuntime, bus: Mailbox) -> None:
     false = (f"What is {number} + 1?" for number in range(99))
     rules = CONFIG.rules

@@ -9,6 +9,7 @@ from swarms import small_config
 
 from sapo.core.config.load import LearnConfig
 from sapo.core.types import BatchGroup
+from sapo.learn.collate import costs
 from sapo.peers.quotas import COMPLETION, GROUP, beyond, excess
 
 CONFIG = small_config(["batch.completions=4", "generate.max_new_tokens=10"])
@@ -41,5 +42,15 @@ def test_what_authors_have_more_than_the_mean_own_group_is_charged() -> None:
     own = [group(0, "0", 5, 5, 5, 5, source="local"), group(1, "0", 10, 10, 10, 10, source="local")]
     others = [group(2, "a", 5, 5, 5, 5), group(3, "b", 40, 1, 5, 1), group(4, "b", 20, 1, 20, 1)]
     taken = batch(*own, *others)
-    assert excess(taken, LearnConfig()) == {"b" * 64: 15 + 10}  # those above the mean alone are learned from
-    assert excess(taken, LearnConfig(foreign="as_if_own")) == {"b" * 64: 17 + 12}
+    tokens = costs(taken, LearnConfig())
+    assert excess(taken, tokens, {}) == {"b" * 64: 15 + 10}  # those above the mean alone are learned from
+    assert excess(taken, costs(taken, LearnConfig(foreign="as_if_own")), {}) == {"b" * 64: 17 + 12}
+    assert excess(taken, tokens, {2: 30.0, 4: 70.0}) == {"b" * 64: 15 + 10 + 40}, "and what was looked at"
+
+
+def test_prompts_count_with_each_completion_where_the_model_computes_them_so() -> None:
+    taken = batch(group(0, "0", 5, 5, source="local"), group(1, "a", *[1] * 9))
+    assert costs(taken, LearnConfig()) == {0: 10, 1: 5}
+    assert costs(taken, LearnConfig(), shared=False) == {0: 16, 1: 20}
+    assert beyond(CONFIG, [1] * (4 * GROUP), 300) is None
+    assert beyond(CONFIG, [1] * (5 * GROUP), 300) == "too_costly"

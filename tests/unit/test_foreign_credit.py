@@ -81,7 +81,7 @@ def credits(chain: Chain, kind: Any, rows: Sequence[Row], **settings: Any) -> di
         for line, row in zip(own, chunk.sequences, strict=True):
             line[: len(row.trained)] = torch.tensor(chain.logprobs(row))
         learn = LearnConfig(foreign_credit=kind, **settings)
-        made = credit(learn, chunk, own, MARKS, measured(chain.logprobs), measured(chain.ranks))
+        made, _ = credit(learn, chunk, own, MARKS, measured(chain.logprobs), measured(chain.ranks))
         for row, line in zip(chunk.sequences, made.tolist(), strict=True):
             found[row] = line[: len(row.trained)]
     return found
@@ -150,9 +150,9 @@ def test_what_changes_nothing_of_what_follows_is_not_learned() -> None:
     model: Any = tiny_model()
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    metrics = (
-        learner(LearnConfig(foreign_credit="useful", foreign="as_if_own"), model).step(example()).metrics
-    )
+    step = learner(LearnConfig(foreign_credit="useful", foreign="as_if_own"), model).step(example())
+    metrics = step.metrics
+    assert step.looked.keys() == {2}, "own groups are looked at for nothing"
     assert metrics["learn/foreign_credit"] == pytest.approx(0, abs=1e-4)
     assert metrics["learn/loss_share_external"] == pytest.approx(0, abs=1e-4)
 
@@ -168,8 +168,9 @@ def test_floor_asks_the_model_itself() -> None:
             ]
             inside.append(sum(value > each[token] for value in each) < 3)
     assert 0 < sum(inside) < len(inside)
-    metrics = found.step(example()).metrics
-    assert metrics["learn/foreign_credit"] == pytest.approx(sum(inside) / len(inside))
+    step = found.step(example())
+    assert step.metrics["learn/foreign_credit"] == pytest.approx(sum(inside) / len(inside))
+    assert step.looked == {2: len(inside) / 3}, "a third of what a way back and forth takes"
 
 
 def test_a_model_that_does_not_say_where_segments_end_is_refused() -> None:

@@ -158,13 +158,19 @@ def test_who_forges_a_known_key_takes_none_of_its_room() -> None:
 
 
 def test_a_flood_of_forgeries_costs_no_more_looks_than_a_round_has() -> None:
-    records = [forged(one) for one in of("k0", 400) + of("s0", 400)]
+    records = [forged(one) for one in of("k0", 600) + of("s0", 600)]
     for name in ("k1", "s1"):
         records += of(name, 2)
-    known = with_known(K0, K1)
+    known = with_known(K0, K1, max_groups=8)
     came, _ = known.screen(records, random.Random(0), really)
     assert names(came) == {"k1": 2, "s1": 2}
-    assert known.metrics()["peers/looked"] <= (1 + 0.25) * LOOKS * 16
+    assert known.metrics()["peers/looked"] <= (1 + 0.25) * LOOKS * 8 < len(records)
+
+
+def test_who_forges_a_known_key_takes_none_of_its_looks() -> None:
+    records = [*[forged(make_received("k0"))] * (14 * LOOKS), *of("k0", 4), *of("k1", 4)]
+    came, _ = with_known(K0, K1, max_peer_share=0.25).screen(records, random.Random(0), really)
+    assert names(came) == {"k0": 4, "k1": 4}
 
 
 def test_looks_at_newcomers_end_when_half_of_their_time_is_spent() -> None:
@@ -237,6 +243,13 @@ def test_a_clock_that_stands_still_earns_a_little() -> None:
     assert not known.may_verify("b")
     known.earn(0.0)
     assert known.may_verify("b")
+
+
+def test_of_a_known_author_one_group_is_verified_at_a_time() -> None:
+    known = with_known("a", "b")
+    assert known.may_verify("a", ["b"])
+    assert not known.may_verify("a", ["b", "a"])
+    assert Quotas(config(), ["a"], timed=False).may_verify("a", ["a"])
 
 
 ROUNDS = st.lists(

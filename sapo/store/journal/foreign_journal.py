@@ -78,13 +78,11 @@ def _check_rounds(db: sqlite3.Connection, path: Path) -> None:
         if _HELD.get(stage) != (batch is not None, result is not None):
             raise damaged(path, f"round {round} does not hold what its stage says")
         if batch is not None:
-            left -= len(unpack(batch, batch_sha256, path, "batch", round))
+            left -= len(unpack(batch, batch_sha256, path, "batch", round, left))
         if result is not None:
-            text = unpack(result, result_sha256, path, "result", round)
+            text = unpack(result, result_sha256, path, "result", round, left)
             left -= len(text)
             try:
                 RoundResult.model_validate_json(text)
             except ValidationError:
                 raise damaged(path, f"the result of round {round} is none") from None
-        if left < 0:
-            raise damaged(path, f"its rounds unpack to more than {_TEXT_PER_BYTE} times its size")

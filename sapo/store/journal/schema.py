@@ -21,7 +21,7 @@ FORMER_ID = 0x5341504F
 """Of journals whose release gave a bus the same one."""
 _IS_JOURNAL = "SELECT 1 FROM sqlite_master WHERE name = 'rounds'"
 _BUSY_S = 60.0
-MOST_TEXT: Mapping[Literal["batch", "result"], int] = {"batch": 2**28, "result": 2**22}
+MOST_TEXT: Mapping[Literal["batch", "result"], int] = {"batch": 2**30, "result": 2**22}
 """Bytes of JSON in what a round keeps compressed, far above what a node writes: a kilobyte may hold a
 megabyte."""
 _MOST_VALUE = max(MOST_TEXT.values())
@@ -212,9 +212,18 @@ def pack(text: str) -> tuple[bytes, str]:
     return zlib.compress(text.encode()), sha256(text)
 
 
-def unpack(blob: bytes, digest: str, path: Path, kind: Literal["batch", "result"], round: int) -> bytes:
-    """The text that `pack` was given, as UTF-8. Raises `UserError` when it is not what was stored."""
-    what, most, stream = f"the {kind} of round {round}", MOST_TEXT[kind], zlib.decompressobj()
+def unpack(
+    blob: bytes,
+    digest: str,
+    path: Path,
+    kind: Literal["batch", "result"],
+    round: int,
+    left: int = max(MOST_TEXT.values()),
+) -> bytes:
+    """The text that `pack` was given, as UTF-8. Raises `UserError` when it is not what was stored, or has more
+    than `left` bytes."""
+    what, stream = f"the {kind} of round {round}", zlib.decompressobj()
+    most = max(1, min(left, MOST_TEXT[kind]))
     try:
         text = stream.decompress(blob, most)
     except zlib.error as error:
