@@ -98,6 +98,13 @@ def test_threads_share_the_workers(workers: TaskWorkers) -> None:
     assert parts == [expected[n::4] for n in range(4)]
 
 
+def part(name: str, **config: object) -> dict[str, object]:
+    return {"name": name, "weight": 1, "config": config}
+
+
+OF_A_FILE = part("spell_backward", data_file="/etc/passwd")
+
+
 @pytest.mark.parametrize(
     ("dataset", "config", "field", "remedy"),
     [
@@ -111,6 +118,10 @@ def test_threads_share_the_workers(workers: TaskWorkers) -> None:
         ("aiw", {"task_types": ["sibling"]}, "tasks.1.config.task_types", "like the default"),
         ("time_intervals", {"min_date": "soon"}, "tasks.1.config.min_date", "like the default"),
         ("composite", {}, "tasks.1.config", "datasets"),
+        ("spell_backward", {"data_file": "/etc/passwd"}, "tasks.1.config.data_file", "leave it out"),
+        ("composite", {"datasets": [OF_A_FILE]}, "tasks.1.config.data_file", "leave it out"),
+        ("composite", {"datasets": [part("composite", datasets=[OF_A_FILE])]},
+         "tasks.1.config.data_file", "leave it out"),
         ("chain_sum", {"min_terms": 9, "max_terms": 3}, "tasks.1.config.min_terms", "correct it"),
     ],
 )  # fmt: skip
@@ -124,7 +135,7 @@ def test_a_task_that_cannot_be_is_refused_by_name(
 
 
 def test_tasks_that_can_be_pass(workers: TaskWorkers) -> None:
-    parts = [{"name": "gcd", "weight": 1, "config": {}}]
+    parts = [part("gcd"), part("spell_backward", data_file="words3to10.txt")]
     workers.check(
         [
             Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2}),
