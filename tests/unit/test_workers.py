@@ -1,6 +1,8 @@
 """Task workers: real processes that score and generate, and are killed without harm to anything else."""
 
+import dataclasses
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ import pytest
 from sapo.core.config.load import Task
 from sapo.core.errors import UserError
 from sapo.core.types import Outcome, Question, Recipe
+from sapo.tasks import gym
 from sapo.tasks.worker_messages import Lot
 from sapo.tasks.worker_process import WorkerProcess
 from sapo.tasks.workers import TaskWorkers
@@ -132,6 +135,12 @@ def test_a_task_that_cannot_be_is_refused_by_name(
         workers.check([Task(dataset="gcd"), Task(dataset=dataset, config=config)])
     assert caught.value.field == field
     assert remedy in caught.value.remedy
+
+
+def test_every_parameter_that_names_a_file_is_known() -> None:
+    words = re.compile(r"file|path(?!_length)|folder|dir(_|$|ectory)|ur[li]|module|host|code|command")
+    named = [field.name for _, config in gym.DATASETS.values() for field in dataclasses.fields(config)]
+    assert {name for name in named if words.search(name)} == gym.FILES
 
 
 def test_tasks_that_can_be_pass(workers: TaskWorkers) -> None:
