@@ -31,13 +31,18 @@ class UserError(SapoError):
 
     `field` is the option, key or path at fault, `value` what was given there,
     `problem` what is wrong with it and `remedy` what to do instead. A `value` of None means that none
-    was given; the line then leaves it out.
+    was given; the line then leaves it out. Of a name or value that somebody else made very long it has the
+    beginning.
     """
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
-        given = "" if value is None else f" = {value!r}"
-        super().__init__(f"{field}{given}: {problem}; {remedy}")
+        given = "" if value is None else f" = {_beginning(repr(value), 1000)}"
+        super().__init__(f"{_beginning(field, 200)}{given}: {problem}; {remedy}")
+
+
+def _beginning(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]} ..."
 
 
 class Paused(SapoError):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sapo.core.config.foreign import within
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
 from sapo.core.own_code import is_own
@@ -135,19 +136,23 @@ class Learner:
         """Of the trained parameters, tied ones once."""
         self.outer: SlowWeights | None = None
         """Slow weights of a node that gossips."""
-        self.codes = {learn.loss}
-        """Losses of other packages that may be run: whoever opened this names them, never a record."""
+        self.named: set[object] = {learn.loss, learn.epochs}
+        """Losses of other packages, and epochs beyond `LIMITS`, that may be run: whoever opened this names
+        them, never a record."""
         self.set_learn(learn, temperature=temperature)
 
     def set_learn(self, learn: LearnConfig, *, temperature: float | None = None) -> None:
         """Go on under other settings; the optimiser's moments stay.
 
         Another optimiser begins with the next step, without moments. Raises `UserError` for what the model
-        cannot do, and for code of another package that only a record names.
+        cannot do, for code of another package that only a record names, and for as many epochs.
         """
-        if is_own(learn.loss) and learn.loss not in self.codes:
+        if is_own(learn.loss) and learn.loss not in self.named:
             problem = "a record names this code, the config does not"
             raise UserError("learn.loss", learn.loss, problem, "set learn.loss to it if you know that code")
+        if not within("learn.epochs", learn.epochs) and learn.epochs not in self.named:
+            problem = "a record names so many, the config does not"
+            raise UserError("learn.epochs", learn.epochs, problem, "set learn.epochs to it if it was so")
         self._forward.check(learn)
         if learn.foreign_credit == "useful" and segment_marks(self.model) is None:
             problem = "the model does not say where segments end"

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from sapo.core.config.load import LearnConfig
 from sapo.core.errors import Paused
 from sapo.core.rng import rng
 from sapo.core.run_length import SPENT, over
@@ -45,6 +44,7 @@ from sapo.peers.quotas import excess
 from sapo.peers.sampling import Draw
 from sapo.policy.tokenise import Tokens
 from sapo.policy.weights_hash import Digests
+from sapo.provenance.reexecute import learn_of
 from sapo.tasks.questions import QuestionStream
 
 log = logging.getLogger(__name__)
@@ -495,8 +495,8 @@ class NodeRuntime:
             died = int(times) + 1 if round == str(self.round) else 0
         if died >= ATTEMPTS:
             batch = self._now.batch = self._own_part(batch, died)
+        self.parts.learner.set_learn(learn_of(batch, self.parts.learner.device))
         mark.write_text(f"{self.round} {died}")
-        self.parts.learner.set_learn(LearnConfig.model_validate_json(batch.learn))
         step = self.parts.learner.step(batch)
         mark.unlink()
         return step

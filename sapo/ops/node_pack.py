@@ -236,8 +236,6 @@ def _fitting(
     prefix = f"{INDEX}: config."
     site = parse({"swarm": brought.get("swarm", {})}, prefix=prefix)
     target = Home.of(home, site)
-    if pack.node not in site.nodes:
-        raise damaged(file, f"its site has no node {pack.node}")
     base: Config | Mapping[str, Any]
     if target.manifest.exists():
         target.check(manifest)
@@ -249,6 +247,8 @@ def _fitting(
         raise UserError("FILE", str(file), problem, f"say it here, as in --set {shlex.quote(name)}=...")
     else:
         base = brought if told else parse(brought, prefix=prefix)
+    if "swarm.nodes" not in told and pack.node not in site.nodes:
+        raise damaged(file, f"its site has no node {pack.node}")
     config = load(base=base, sets=sets)
     differing = Manifest.of(config).differing(manifest)
     if differing:

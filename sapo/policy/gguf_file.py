@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from importlib.util import find_spec
-from io import StringIO
+from io import SEEK_CUR, StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sapo.core.errors import UserError
 from sapo.core.install import fetch_command, install_command
@@ -28,6 +28,9 @@ RECIPE = 1
 """Raised when another folder is made of the same file."""
 PROCESS, BYTES_EACH = 600 << 20, 6
 """Memory of dequantising: of the process by itself, and for each parameter (measured with SmolLM2)."""
+SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of a header's numbers, by their kind."""
+STRING, ARRAY = 8, 9
 Progress = Callable[[int, int, str], None]
 
 
@@ -111,6 +114,41 @@ def _fetch(folder: Path, target: Path) -> Path:
     return file
 
 
+def _refuse_overlong(spec: str, file: Path) -> None:
+    """Raise `UserError` for a header that speaks of more than the file holds: what reads it would make a list
+    of so many parts, before it looks for them."""
+    size = file.stat().st_size
+    with file.open("rb") as data:
+
+        def number(bytes: int) -> int:
+            return int.from_bytes(data.read(bytes), order)
+
+        def times(count: int, least: int) -> int:
+            if count * least > (left := size - data.tell()):
+                problem = f"is no whole GGUF file: it names {count:,} parts where {left:,} bytes are left"
+                raise UserError("model", spec, problem, "fetch it again: it may be half a file")
+            return count
+
+        def skip(kind: int) -> None:
+            if kind == STRING:
+                data.seek(times(number(8), 1), SEEK_CUR)
+            elif kind == ARRAY:
+                inner = number(4)
+                for _ in range(times(number(8), SIZES.get(inner, 8))):
+                    skip(inner)
+            else:
+                data.seek(SIZES.get(kind, 0), SEEK_CUR)
+
+        order: Literal["little", "big"] = "little"
+        data.seek(len(b"GGUF"))
+        if not number(4) & 0xFFFF:  # the version
+            order = "big"
+        number(8)  # of tensors
+        for _ in range(times(number(8), 12)):
+            skip(STRING)
+            skip(number(4))
+
+
 def _refuse_too_large(spec: str, file: Path) -> None:
     """Raise `UserError` for a model that this machine has no memory to dequantise."""
     from gguf import GGUFReader
@@ -132,6 +170,7 @@ def _convert(spec: str, file: Path, folder: Path) -> None:
     try:
         if spec != SMOLLM2:
             refuse_adapter(spec, file.parent)
+            _refuse_overlong(spec, file)
             _refuse_too_large(spec, file)
         with quiet(), redirect_stderr(StringIO()), torch.random.fork_rng(devices=[]):  # a bar of its own
             tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **given)

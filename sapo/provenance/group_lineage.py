@@ -15,7 +15,7 @@ from sapo.core.types import SignedGroup
 from sapo.peers.signing import unseal
 from sapo.store.history import lineage_queries
 from sapo.store.history.rollout_rows import group_of
-from sapo.store.history.rounds import digest_of, lacking
+from sapo.store.history.rounds import digest_of, lacking, settings
 from sapo.store.history.tables import Store, TableName
 from sapo.store.tracking import model_registry
 from sapo.store.tracking.model_registry import Version
@@ -193,9 +193,11 @@ def _learned(training: Sequence[Row], rollbacks: Rollbacks) -> list[Document]:
 
 
 def _part(row: Row) -> Document:
-    admitted = row["source"] == "local" or LearnConfig.model_validate_json(row["learn"]).admits(
-        row["advantage"], row["round"] - row["producer_version"], told=row["behaviour_logprobs"] is not None
-    )
+    admitted = row["source"] == "local"
+    if not admitted:
+        learn = settings(LearnConfig, row["learn"], row["node"], row["round"])
+        late, told = row["round"] - row["producer_version"], row["behaviour_logprobs"] is not None
+        admitted = learn.admits(row["advantage"], late, told=told)
     trained = row["advantage"] != 0 and admitted
     return _picked(row, PART) | {"tokens": sum(row["loss_mask"]), "trained": trained}
 

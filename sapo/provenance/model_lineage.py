@@ -19,9 +19,9 @@ from sapo.core.errors import UserError
 from sapo.core.types import Gossiped
 from sapo.store.history import lineage_queries
 from sapo.store.history.lineage_queries import BINS, Fate, RoundFacts
-from sapo.store.history.query import Damaged, incarnations
+from sapo.store.history.query import incarnations
 from sapo.store.history.rounds import Recording
-from sapo.store.history.tables import Store
+from sapo.store.history.tables import Damaged, Store
 from sapo.store.tracking import model_registry as versions
 from sapo.store.tracking.model_registry import Version
 from sapo.store.tracking.tracker import (

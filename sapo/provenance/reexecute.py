@@ -5,14 +5,13 @@ end where they ended then, bit for bit.
 """
 
 import copy
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from sapo.core.config.load import GuardConfig, LearnConfig
+from sapo.core.config.schema import GuardConfig, LearnConfig
 from sapo.core.errors import SapoError, UserError
 from sapo.core.types import Batch, Gossiped, RoundResult
 from sapo.learn.update import Learner, StepResult
@@ -21,9 +20,8 @@ from sapo.policy.checkpoint import Checkpoint
 from sapo.policy.exchange import Unusable, averaged_with, trained
 from sapo.policy.kept_files import KeptFiles
 from sapo.policy.models import LoadedPolicy
-
-if TYPE_CHECKING:
-    from sapo.store.history.rounds import RecordedRound
+from sapo.store.history.rounds import MAX_THREADS, RecordedRound, settings
+from sapo.store.history.tables import Damaged
 
 Environment = Mapping[str, Any]
 
@@ -62,7 +60,7 @@ class Repeater:
     def repeat(
         self,
         batch: Batch,
-        recorded: "RoundResult | RecordedRound",
+        recorded: RoundResult | RecordedRound,
         environment: Environment | None,
         *,
         rollbacks: bool = True,
@@ -100,14 +98,15 @@ class Repeater:
         self.learner.land()
 
     def step(self, batch: Batch, environment: Environment | None) -> StepResult:
-        """The update on a batch under the settings and threads it was recorded with."""
+        """The update on a batch under the settings and threads it was recorded with. Raises `Damaged` where
+        these are none."""
         self._keep(batch.round)
-        if environment and "threads" in environment:
-            torch.set_num_threads(int(environment["threads"]))
-        self.learner.set_learn(
-            LearnConfig.model_validate(json.loads(batch.learn)), temperature=batch.temperature
-        )
-        self.learner.guard = GuardConfig.model_validate(json.loads(batch.guard))
+        if environment and (threads := environment.get("threads")) is not None:
+            if threads not in range(1, MAX_THREADS + 1):
+                raise Damaged(batch.node, batch.round, f"it names {threads!r:.40} threads")
+            torch.set_num_threads(int(threads))
+        self.learner.set_learn(learn_of(batch, self.learner.device), temperature=batch.temperature)
+        self.learner.guard = settings(GuardConfig, batch.guard, batch.node, batch.round)
         return self.learner.step(batch)
 
     def go_back(self, round: int, target: int) -> None:
@@ -131,6 +130,13 @@ class Repeater:
             if self._at <= target <= round:
                 self._kept[target] = Snapshot(self.policy, self.learner)
         self._at = round + 1
+
+
+def learn_of(batch: Batch, device: torch.device) -> LearnConfig:
+    """The settings that a batch was recorded under; compiled where a config may say so, on no CPU: the bits
+    of a round that was compiled elsewhere do not repeat there. Raises `Damaged`."""
+    found = settings(LearnConfig, batch.learn, batch.node, batch.round)
+    return found.model_copy(update={"compile": found.compile and device.type != "cpu"})
 
 
 class Snapshot:

@@ -35,8 +35,8 @@ from sapo.provenance.reexecute import Repeater
 from sapo.provenance.replay import Replay, opened
 from sapo.provenance.whatif_settings import SECTIONS, Changes, Recorded, Settled
 from sapo.store.history import open_store
-from sapo.store.history.query import Damaged, query
-from sapo.store.history.rounds import RecordedRound
+from sapo.store.history.query import query
+from sapo.store.history.rounds import RecordedRound, settings
 from sapo.store.tracking import model_registry
 from sapo.store.tracking.tracker import Tracker, params_of, tags_of
 from sapo.store.tracking.uri import own_artifacts, tracking_uri
@@ -311,10 +311,7 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
     found: dict[tuple[str, str], dict[tuple[str, str], int]] = {}
     for row in query(open_store(home.load_config(), home), sql, values).to_pylist():
         for name, section in SECTIONS.items():
-            try:
-                section.model_validate(json.loads(row[name]))
-            except ValueError as error:
-                raise Damaged(replay.node, row["first"], f"its `{name}` holds no such settings") from error
+            settings(section, row[name], replay.node, row["first"])
         authors = found.setdefault((row["learn"], row["guard"]), {})
         if row["source"] == "external":
             authors[row["producer"], row["producer_key"]] = row["first"]
@@ -324,7 +321,7 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
 def _repeat(replay: Replay, changes: Changes, progress: Progress | None) -> _Course:
     course, started = _Course(), time.monotonic()
     partners = KeptFiles(replay.home.gossip(replay.node))
-    replay.learner.codes |= changes.codes
+    replay.learner.named |= changes.named
     changed = Repeater(replay.policy, replay.learner, partners=partners)
     tell = progress or (lambda label, done, total: None)
     for recorded in replay.rounds():

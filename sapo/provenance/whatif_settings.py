@@ -79,9 +79,10 @@ class Changes:
                 raise
 
     @property
-    def codes(self) -> set[str]:
-        """The losses that were named on purpose."""
-        return {str(loss) for loss in [self._over.get("learn", {}).get("loss")] if loss is not None}
+    def named(self) -> set[object]:
+        """The losses and epochs that were named on purpose."""
+        over = self._over.get("learn", {})
+        return {value for key in ("loss", "epochs") if isinstance(value := over.get(key), str | int)}
 
     def over(self, learn: str, guard: str) -> Config:
         """The node's config with the changes over recorded sections. Raises `UserError` where they clash."""

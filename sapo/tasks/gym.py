@@ -43,6 +43,9 @@ RESEEDED = frozenset(
 on the seed only when they are asked for: one object per config serves all seeds. All others are made afresh
 for every recipe, because some draw their tasks at construction and some depend on the order of access."""
 
+FILES = frozenset({"data_file"})
+"""Parameters that name a file. Of `spell_backward` alone; a test looks for others."""
+
 
 def entry(dataset: str, config: str, seed: int, index: int) -> tuple[Any, dict[str, Any]]:
     """The library's data set object and its entry for a recipe. Raises `UserError` for what cannot be
@@ -107,6 +110,7 @@ def make_config(name: str, params: dict[str, Any], seed: int) -> Any:
         remedy = f"{hint}a name of a package needs that package installed; rows of a file are named by `file`"
         raise UserError("dataset", name, "ReasoningGYM has no such data set, and no package here", remedy)
     cls = DATASETS[name][1]
+    _refuse_files(name, params)
     defaults = _defaults(cls)
     for field, value in params.items():
         _check_known(field, value, defaults)
@@ -118,6 +122,20 @@ def make_config(name: str, params: dict[str, Any], seed: int) -> Any:
         except (AssertionError, ValueError, TypeError, KeyError) as error:
             raise _explain(error, params, defaults) from error
     return config
+
+
+def _refuse_files(name: str, params: dict[str, Any]) -> None:
+    """Raise `UserError` for a parameter that names a file other than the library's own: whoever makes a
+    manifest would choose which file of this machine is asked about. `composite` hands on what its parts say,
+    unseen."""
+    for field in FILES & params.keys():
+        if name in DATASETS and params[field] != (own := _defaults(DATASETS[name][1]).get(field)):
+            problem = "a data set reads no file of this machine"
+            raise UserError(f"config.{field}", params[field], problem, f"leave it out (default {own!r})")
+    parts = params.get("datasets")
+    for part in parts if isinstance(parts, list) else ():
+        if isinstance(part, dict) and isinstance(inner := part.get("config"), dict):
+            _refuse_files(str(part.get("name")), inner)
 
 
 def _defaults(cls: type) -> dict[str, Any]:

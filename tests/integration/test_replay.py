@@ -29,8 +29,7 @@ from sapo.policy import checkpoint, models
 from sapo.provenance.check import Checked, Differs, check
 from sapo.provenance.replay import opened
 from sapo.store.history import open_store
-from sapo.store.history.query import Damaged
-from sapo.store.history.tables import Store
+from sapo.store.history.tables import Damaged, Store
 from sapo.store.journal.journal import Journal
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("sharing"), pytest.mark.timeout(600)]

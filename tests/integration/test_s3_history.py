@@ -24,8 +24,7 @@ from sapo.provenance.check import check
 from sapo.provenance.replay import opened
 from sapo.store.file_store import FileStore, NotFetched
 from sapo.store.history import query
-from sapo.store.history.query import Damaged
-from sapo.store.history.tables import Store, commit
+from sapo.store.history.tables import Damaged, Store, commit
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # the store is built from source the first time
 GROUPS, ROUNDS = 60, 20

@@ -24,9 +24,8 @@ from sapo.policy import models
 from sapo.provenance.replay import opened
 from sapo.provenance.whatif import WhatIf, retrain
 from sapo.provenance.whatif_settings import with_advantages
-from sapo.store.history.query import Damaged
 from sapo.store.history.rounds import RecordedRound
-from sapo.store.history.tables import Store
+from sapo.store.history.tables import Damaged, Store
 from sapo.store.tracking.model_registry import LATEST, find
 from sapo.store.tracking.sinks import TrackSink
 from sapo.store.tracking.tracker import Tracker

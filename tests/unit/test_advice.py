@@ -91,6 +91,8 @@ def test_rules_in_a_joiners_file_are_refused(elsewhere: Path, text: str) -> None
         ({"model": "org/..model"}, "model"),
         ({"model": "https://evil/model"}, "model"),
         ({"model": "starter:\x1b[2J"}, "model"),
+        ({"model": "Downloads/evil.GGUF"}, "model"),
+        ({"model": "runs/demo-a"}, "model"),
         ({"model": ["starter"]}, "model"),
         ({"generate": {"max_new_tokens": 10**9}}, "generate.max_new_tokens"),
         ({"generate": {"max_new_tokens": 129}}, "generate.max_new_tokens"),
@@ -131,7 +133,7 @@ def test_advice_sets_nothing_but_what_is_listed_and_never_hinders(
 
 
 AS_THEY_ARE = {
-    "swarm": "name site nodes seed",
+    "swarm": "name site seed",
     "": "tasks node device dtype",
     "rules": "held_out salt answer questions entry members authors min_completions max_payload_bytes",
     "prompt": "system examples template",

@@ -38,6 +38,10 @@ def test_changes_are_laid_over_what_each_round_was_recorded_under() -> None:
     assert second.guard.min_entropy == 0.25
 
 
+def test_what_only_the_config_may_name_is_named_by_a_change() -> None:
+    assert changes("learn.loss=dapo", "learn.epochs=40", "learn.lr=1e-5").named == {"dapo", 40}
+
+
 def test_the_nodes_present_settings_do_not_shine_through() -> None:
     present = parse({"learn": {"epochs": 7}, "guard": {"max_truncated": 0.5}})
     old = changes("learn.loss=cispo", config=present).over(canonical({"lr": 1e-4}), "{}")

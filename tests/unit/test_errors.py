@@ -26,3 +26,10 @@ def test_errors_pass_from_process_to_process_whole(error: SapoError) -> None:
     there = pickle.loads(pickle.dumps(error))
     assert type(there) is type(error)
     assert (str(there), there.args, vars(there)) == (str(error), error.args, vars(error))
+
+
+def test_what_somebody_else_made_very_long_is_said_by_its_beginning() -> None:
+    error = UserError("learn." + "k" * 10**6, "v" * 10**6, "is odd", "say 4")
+    assert len(str(error)) < 1_500
+    assert str(error).endswith(" ...: is odd; say 4")
+    assert str(UserError("home", "/a" * 400, "is odd", "say 4")) == f"home = '{'/a' * 400}': is odd; say 4"

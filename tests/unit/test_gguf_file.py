@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -82,3 +83,35 @@ def test_the_package_that_reads_the_files_is_named_where_it_is_missing(
     monkeypatch.setattr("sapo.policy.gguf_file.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"the package gguf.*\[gguf\]"):
         gguf_file.check(gguf_file.SMOLLM2, cache=tmp_path)
+
+
+def header(*words: int | bytes, order: Literal["little", "big"] = "little", keys: int = 1) -> bytes:
+    """A GGUF header of one key; of the words that follow, those beyond 32 bits and lengths are of 64 bits."""
+    parts = [word if isinstance(word, bytes) else word.to_bytes(4, order) for word in words]
+    begin = (3).to_bytes(4, order) + (0).to_bytes(8, order) + keys.to_bytes(8, order)
+    return b"GGUF" + begin + (3).to_bytes(8, order) + b"x.y" + b"".join(parts) + bytes(64)
+
+
+def long(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header(8, long(10**6)),  # a string
+        header(9, 0, long(10**12)),  # bytes
+        header(9, 10, long(9)),  # numbers of eight bytes each
+        header(9, 8, long(10**9)),  # strings
+        header(9, 9, long(1), 0, long(10**9)),  # within an array
+        header(9, 0, (10**6).to_bytes(8, "big"), order="big"),
+        header(keys=10**12),
+    ],
+)
+def test_a_header_that_speaks_of_more_than_the_file_holds_is_refused_at_once(
+    content: bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / "evil.gguf"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"is no whole GGUF file: it names [\d,]+ parts where \d+ bytes are"):
+        gguf_file.prepare(str(file), cache=tmp_path / "cache")

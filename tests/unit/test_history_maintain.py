@@ -24,10 +24,9 @@ from sapo.ops.archiver import Archiver
 from sapo.store.history import maintain as keeping
 from sapo.store.history.data_files import DataFile
 from sapo.store.history.maintain import TableReport, maintain
-from sapo.store.history.query import Damaged
 from sapo.store.history.retention import Cut, cuts
 from sapo.store.history.rounds import Recording
-from sapo.store.history.tables import SCHEMAS, TRAINING, Store, TableName, commit
+from sapo.store.history.tables import SCHEMAS, TRAINING, Damaged, Store, TableName, commit
 from sapo.store.history.training_sink import rows, transaction_id
 
 ALL = small_config(["swarm.name=tiny"])

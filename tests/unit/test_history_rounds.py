@@ -16,9 +16,8 @@ from searches import searching
 from tampering import CHANGES, Row, copied, cover_up, place, rewrite, rows_of
 
 from sapo.core.types import RoundResult
-from sapo.store.history.query import Damaged
 from sapo.store.history.rounds import Recording, whole
-from sapo.store.history.tables import Store
+from sapo.store.history.tables import Damaged, Store
 from sapo.store.history.training_sink import row_digest, rows
 
 ROUNDS, EMPTY = 6, 3

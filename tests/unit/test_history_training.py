@@ -23,7 +23,7 @@ from history_samples import (
 from sapo.core.errors import Unavailable, UserError
 from sapo.store.history import query
 from sapo.store.history.rounds import whole
-from sapo.store.history.tables import TRAINING, Store, commit
+from sapo.store.history.tables import TRAINING, Damaged, Store, commit
 from sapo.store.history.training_sink import TrainingSink, row_digest, rows, transaction_id
 from sapo.store.journal.journal import Journal
 from sapo.store.journal.rows import ChainLink
@@ -134,14 +134,14 @@ def test_one_changed_value_names_its_round(change: str) -> None:
     column, edit = CHANGES[change]
     found = [dict(row) for row in rows(batch(5), result(5))]
     found[1][column] = edit(found[1])
-    with pytest.raises(query.Damaged, match="n0, round 5: the row at position") as caught:
+    with pytest.raises(Damaged, match="n0, round 5: the row at position") as caught:
         whole(found)
     assert (caught.value.node, caught.value.round) == ("n0", 5)
 
 
 def test_a_missing_row_is_noticed_by_the_batch_digest() -> None:
     found = rows(batch(5), result(5))
-    with pytest.raises(query.Damaged, match="do not make the batch"):
+    with pytest.raises(Damaged, match="do not make the batch"):
         whole(found[:-1])
 
 

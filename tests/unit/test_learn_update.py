@@ -493,3 +493,11 @@ def test_dropout_is_off_during_the_update() -> None:
 def test_code_that_only_a_record_names_is_not_run() -> None:
     with pytest.raises(UserError, match="a record names this code, the config does not"):
         learner().set_learn(LearnConfig(loss="builtins:print"))
+
+
+def test_more_epochs_than_a_record_may_name_are_run_where_the_config_names_them() -> None:
+    made = learner(LearnConfig(epochs=17))
+    made.set_learn(LearnConfig(epochs=17))
+    made.set_learn(LearnConfig(epochs=16))
+    with pytest.raises(UserError, match=r"learn\.epochs = 18"):
+        made.set_learn(LearnConfig(epochs=18))

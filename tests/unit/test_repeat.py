@@ -9,10 +9,12 @@ import torch
 from learn_support import example, tiny_model
 
 from sapo.core.config.load import GuardConfig, LearnConfig
+from sapo.core.errors import UserError
 from sapo.core.types import Batch, canonical
 from sapo.learn.update import Learner, StepResult
 from sapo.policy.models import weights_sha256
 from sapo.provenance.reexecute import Mismatch, Repeater, settings_kept
+from sapo.store.history.tables import Damaged
 
 
 class Watched(Learner):
@@ -107,3 +109,28 @@ def test_weights_that_are_gone_are_named() -> None:
     one = learner()
     with pytest.raises(Mismatch, match="round 7 went back to the weights of round 3, which are gone"):
         repeater(one, back_to={7: 3}, find=lambda round: None).go_back(7, 3)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 9_999, '{"nope":1}', '{"lr":"x"}', '{"lr":NaN}'])
+@pytest.mark.parametrize("section", ["learn", "guard"])
+def test_a_record_whose_settings_are_none_is_named(section: str, text: str) -> None:
+    forged = batch(3).model_copy(update={section: text})
+    with pytest.raises(Damaged, match=f"history of n0, round 3: its `{section}` holds no such settings$"):
+        repeater(learner()).step(forged, None)
+
+
+@pytest.mark.parametrize("threads", ["two", 0, 10**9, [1], 1.5])
+def test_a_record_that_names_no_number_of_threads_is_named(threads: object) -> None:
+    with pytest.raises(Damaged, match=r"round 3: it names .* threads$"):
+        repeater(learner()).step(batch(3), {"threads": threads})
+
+
+def test_a_round_that_was_compiled_is_not_compiled_on_a_cpu() -> None:
+    one = learner()
+    repeater(one).step(batch(0, compile=True, micro_batch=2), None)
+    assert (one.learn.compile, one.learn.micro_batch) == (False, 2)
+
+
+def test_a_record_does_not_choose_to_take_for_ever() -> None:
+    with pytest.raises(UserError, match=r"learn\.epochs = 2000: a record names so many, the config does not"):
+        repeater(learner()).step(batch(0, epochs=2000), None)

@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -230,12 +231,16 @@ HOSTILE: dict[str, tuple[str, Any]] = {
     "deploy.image": ("deploy", {"pool_type": "docker", "image": "evil/image"}),
     "workers.unwalled": ("workers", {"unwalled": True}),
     "workers.count": ("workers", {"count": 10**9}),
+    "workers.memory_mb": ("workers", {"memory_mb": "999999999"}),
+    "learn.epochs": ("learn", {"epochs": "1_000"}),
+    "swarm.nodes": ("swarm", {"nodes": 10_000}),
     "model": ("model", "/somewhere/else"),
     "learn.loss": ("learn", {"loss": "numpy.f2py:main"}),
     "batch.sampler": ("batch", {"sampler": "os:system"}),
     "generate.engine": ("generate", {"engine": "torch.hub:load"}),
     "tasks": ("tasks", [{"dataset": "torch.hub:load"}]),
     "node.1.model": ("node", {"1": {"model": "../model"}}),
+    "node.0.model": ("node", {"0": {"model": "Downloads/evil.GGUF"}}),
     "node.0.learn.loss": ("node", {"0": {"learn": {"loss": "numpy.f2py:main"}}}),
 }
 
@@ -268,3 +273,46 @@ def test_what_the_site_says_itself_takes_the_place_of_what_its_pack_says(home: H
     sets = ["bus.servers=there:9092", "bus.ca_file=null"]
     bus = unpack_node(tmp_path / "a1.tar.gz", tmp_path / "new", sets).config.bus
     assert bus == KafkaBus(servers="there:9092", topic="sapo.s")
+
+
+ODD: list[dict[str, Any]] = [
+    *({"batch": value} for value in ([], 1)),
+    *({"adaptive": value} for value in ([1], 5)),
+    *(
+        {"node": value}
+        for value in (
+            [1],
+            1,
+            {"0": 5},
+            {"0": {"batch": [1]}},
+            {"9" * 5_000: {"threads": 1}},
+            {"²": {"threads": 1}},
+        )
+    ),
+    {"eta.rl" * 16_000: 1},
+    {"learn": {"eta.rl" * 16_000: 1}},
+]
+
+
+def test_a_pack_whose_config_is_of_another_shape_or_without_end_is_refused_in_one_short_line(
+    home: Home, tmp_path: Path
+) -> None:
+    pack = tmp_path / "a1.tar.gz"
+    pack_node(home, "a1", pack)
+    changes = [indexed(lambda index, odd=odd: index["config"].update(odd)) for odd in ODD]
+    tasks = indexed(lambda index: index["manifest"]["tasks"][0].update({"k" * 400_000: 1}))
+    for change in (*changes, tasks):
+        before = time.process_time()
+        with pytest.raises(UserError) as caught:
+            unpack_node(rewritten(pack, change), tmp_path / "new")
+        assert len(str(caught.value)) < 1_200
+        assert time.process_time() - before < 2
+        assert not (tmp_path / "new").exists()
+
+
+def test_nodes_beyond_what_a_pack_may_bring_may_be_said_by_the_site(home: Home, tmp_path: Path) -> None:
+    pack_node(home, "a1", tmp_path / "a1.tar.gz")
+    crafted = rewritten(
+        tmp_path / "a1.tar.gz", indexed(lambda index: index["config"]["swarm"].update(nodes=10_000))
+    )
+    assert unpack_node(crafted, tmp_path / "new", ["swarm.nodes=3"]).config.nodes == ["a0", "a1", "a2"]

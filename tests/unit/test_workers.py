@@ -1,6 +1,8 @@
 """Task workers: real processes that score and generate, and are killed without harm to anything else."""
 
+import dataclasses
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ import pytest
 from sapo.core.config.load import Task
 from sapo.core.errors import UserError
 from sapo.core.types import Outcome, Question, Recipe
+from sapo.tasks import gym
 from sapo.tasks.worker_messages import Lot
 from sapo.tasks.worker_process import WorkerProcess
 from sapo.tasks.workers import TaskWorkers
@@ -98,6 +101,13 @@ def test_threads_share_the_workers(workers: TaskWorkers) -> None:
     assert parts == [expected[n::4] for n in range(4)]
 
 
+def part(name: str, **config: object) -> dict[str, object]:
+    return {"name": name, "weight": 1, "config": config}
+
+
+OF_A_FILE = part("spell_backward", data_file="/etc/passwd")
+
+
 @pytest.mark.parametrize(
     ("dataset", "config", "field", "remedy"),
     [
@@ -111,6 +121,10 @@ def test_threads_share_the_workers(workers: TaskWorkers) -> None:
         ("aiw", {"task_types": ["sibling"]}, "tasks.1.config.task_types", "like the default"),
         ("time_intervals", {"min_date": "soon"}, "tasks.1.config.min_date", "like the default"),
         ("composite", {}, "tasks.1.config", "datasets"),
+        ("spell_backward", {"data_file": "/etc/passwd"}, "tasks.1.config.data_file", "leave it out"),
+        ("composite", {"datasets": [OF_A_FILE]}, "tasks.1.config.data_file", "leave it out"),
+        ("composite", {"datasets": [part("composite", datasets=[OF_A_FILE])]},
+         "tasks.1.config.data_file", "leave it out"),
         ("chain_sum", {"min_terms": 9, "max_terms": 3}, "tasks.1.config.min_terms", "correct it"),
     ],
 )  # fmt: skip
@@ -123,8 +137,14 @@ def test_a_task_that_cannot_be_is_refused_by_name(
     assert remedy in caught.value.remedy
 
 
+def test_every_parameter_that_names_a_file_is_known() -> None:
+    words = re.compile(r"file|path(?!_length)|folder|dir(_|$|ectory)|ur[li]|module|host|code|command")
+    named = [field.name for _, config in gym.DATASETS.values() for field in dataclasses.fields(config)]
+    assert {name for name in named if words.search(name)} == gym.FILES
+
+
 def test_tasks_that_can_be_pass(workers: TaskWorkers) -> None:
-    parts = [{"name": "gcd", "weight": 1, "config": {}}]
+    parts = [part("gcd"), part("spell_backward", data_file="words3to10.txt")]
     workers.check(
         [
             Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2}),

@@ -130,7 +130,7 @@ def prove(
     """Repeat and compare; a difference is raised, after it was printed as JSON if that is wanted."""
     from sapo.provenance.check import Differs, check
     from sapo.provenance.replay import opened
-    from sapo.store.history.query import Damaged
+    from sapo.store.history.tables import Damaged
 
     step(READING, 0, 1)
     try:

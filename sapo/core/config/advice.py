@@ -8,12 +8,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from sapo.core.config.foreign import ADVISED, STARTER, is_model_name, leaves, names_code, said, shown
+from sapo.core.config.foreign import ADVISED, is_model_name, leaves, names_code, said, shown, within
 from sapo.core.config.load import Config, merge, nested, parse, preset_values, presets, sections
 from sapo.core.config.manifest import Manifest
 from sapo.core.config.members import OpenAIMember
@@ -49,22 +48,19 @@ def advise(config: Config, preset: str) -> tuple[dict[str, Any], list[str]]:
         if value is None:
             continue
         problem = _problem(key, value)
-        if problem is None and key == "model":
-            value, problem = _model(config)
         if problem is None:
-            advice = merge(advice, nested(key.split("."), value))
+            named = _model(config) if key == "model" else value
+            advice = merge(advice, nested(key.split("."), named))
         else:
             left.append(f"{key} = {value!r} {problem}: whoever joins has to set it")
     return advice, left
 
 
-def _model(config: Config) -> tuple[str, str | None]:
-    """How a config's model is named to others, and why it cannot be, or None."""
+def _model(config: Config) -> str:
+    """How a config's model is named to others."""
     variant = config.starter.variant
-    if config.model == "starter":
-        return ("starter" if variant == Config().starter.variant else f"starter:{variant}"), None
-    local = not STARTER.fullmatch(config.model) and Path(config.model).exists()
-    return config.model, "is a folder on this machine" if local else None
+    plain = config.model != "starter" or variant == Config().starter.variant
+    return config.model if plain else f"starter:{variant}"
 
 
 def take(found: object, manifest: Manifest) -> Advice | None:
@@ -167,7 +163,7 @@ def _number(value: float) -> str:
 def _problem(key: str, value: object) -> str | None:
     """Why a value cannot be a setting's, or None: the setting's own kind and bounds, then `ADVISED`."""
     if key == "model":
-        return None if is_model_name(value) else "is no name of a model on the hub"
+        return None if is_model_name(value) else "is no name of a model on the hub, or a file or folder here"
     if key == "learn.foreign" and value in ("behaviour", "f_tis"):
         return "needs learn.trusted_peers, which each site names for itself"
     if names_code(value):
@@ -178,9 +174,8 @@ def _problem(key: str, value: object) -> str | None:
     except ValidationError as error:
         if any(one["loc"] for one in error.errors()):  # what only contradicts a default has no place
             return "is no value of that setting"
-    limit = ADVISED[key]
-    if isinstance(value, int | float) and limit is not None and value > limit:
-        return f"is more than {limit:g}"
+    if not within(key, value):
+        return f"is more than {ADVISED[key]:g}"
     if isinstance(value, list) and not (
         len(value) <= MAX_MODULES and all(re.fullmatch(r"[A-Za-z0-9_.]{1,100}", name) for name in value)
     ):

@@ -8,6 +8,7 @@ choice alone. All others a pack may bring, within bounds: `tests/unit/test_advic
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from sapo.core.config.schema import FILE
@@ -48,6 +49,7 @@ ADVISED: Mapping[str, float | None] = {
 """The settings that a manifest may advise, with an upper bound where the setting itself has none."""
 LIMITS: Mapping[str, float | None] = {
     **ADVISED,
+    "swarm.nodes": 1024,
     "rules.max_completions": 4096,
     "rules.max_text_chars": 4_000_000,
     "starter.steps": 100_000,
@@ -103,9 +105,19 @@ def names_code(value: object) -> bool:
 
 
 def is_model_name(value: object) -> bool:
-    """Whether a model is named as all sites may name it: no path, and no address."""
-    named = isinstance(value, str) and (STARTER.fullmatch(value) or HUB_NAME.fullmatch(value))
-    return bool(named) and ".." not in str(value)
+    """Whether a model is named as all sites may name it: no path, no address, and nothing that is a file or
+    folder here, where `model` means that."""
+    if not isinstance(value, str) or STARTER.fullmatch(value):
+        return isinstance(value, str)
+    hub = HUB_NAME.fullmatch(value) and ".." not in value and not value.lower().endswith(".gguf")
+    return bool(hub) and not Path(value).exists()
+
+
+def within(key: str, value: object) -> bool:
+    """Whether a foreign value keeps the bound of a setting that has one in `LIMITS`. A text that would be
+    read as a number does not."""
+    limit = LIMITS.get(key)
+    return limit is None or value is None or (isinstance(value, int | float) and value <= limit)
 
 
 def brought(config: Mapping[str, Any], given: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -158,8 +170,7 @@ def _may_come(key: str, value: object) -> bool:
         return isinstance(value, list) and all(_is_plain_task(task) for task in value)
     if key in CODE:
         return not names_code(value)
-    limit = LIMITS.get(key)
-    return limit is None or not isinstance(value, int | float) or value <= limit
+    return within(key, value)
 
 
 CODE = ("batch.sampler", "generate.engine", "learn.loss")

@@ -396,7 +396,7 @@ def parse_manifest(data: bytes | str, field: str, value: str) -> Manifest:
         return Manifest.model_validate_json(json.dumps(rules))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        problem = f"is damaged: {'.'.join(str(part) for part in first['loc'])}: {in_words(first)[:200]}"
+        problem = f"is damaged: {'.'.join(str(part) for part in first['loc'])[:80]}: {in_words(first)[:200]}"
         raise UserError(field, value, problem, "restore it from another site") from None
 
 

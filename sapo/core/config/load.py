@@ -194,12 +194,16 @@ class Config(Section):
 def modern(values: Mapping[str, Any]) -> dict[str, Any]:
     """A home's settings without those that releases before had: samplers that are no more draw at random."""
     found = dict(values)
-    if found.get("batch", {}).get("sampler") in ("balanced", "rescue"):
-        found["batch"] = {**found["batch"], "sampler": "uniform"}
-    if "adaptive" in found:
-        found["adaptive"] = {k: v for k, v in found["adaptive"].items() if k in AdaptiveConfig.model_fields}
-    if "node" in found:
-        found["node"] = {number: modern(own) for number, own in found["node"].items()}
+    # what is no table is for `parse` to refuse
+    batch, adaptive, node = (
+        one if isinstance(one := found.get(name), Mapping) else {} for name in ("batch", "adaptive", "node")
+    )
+    if batch.get("sampler") in ("balanced", "rescue"):
+        found["batch"] = {**batch, "sampler": "uniform"}
+    if adaptive:
+        found["adaptive"] = {k: v for k, v in adaptive.items() if k in AdaptiveConfig.model_fields}
+    if node:
+        found["node"] = {k: modern(own) if isinstance(own, Mapping) else own for k, own in node.items()}
     return found
 
 
@@ -262,7 +266,7 @@ def load(
         values = merge(values, nested(key.split("."), literal(text)))
     config = parse(values)
     for number in config.node:
-        if not number.isdigit() or int(number) >= config.swarm.nodes:
+        if config.swarm.site + number not in config.nodes:
             problem = f"the swarm has nodes 0 to {config.swarm.nodes - 1}"
             raise UserError("node", number, problem, "name one of them or raise swarm.nodes")
     for name in config.nodes:
@@ -272,7 +276,7 @@ def load(
 
 def given(sets: Sequence[str]) -> set[str]:
     """The settings that flags and environment name, dotted. Raises `UserError` for a flag that is none."""
-    names = (key for key in os.environ if key.startswith(ENV_PREFIX))
+    names = (key for key in os.environ if key.startswith(ENV_PREFIX) and key not in NOT_SETTINGS)
     told = {key.removeprefix(ENV_PREFIX).lower().replace("__", ".") for key in names}
     return told | {split_flag(item)[0] for item in sets}
 
@@ -448,8 +452,8 @@ def _meant(parts: Sequence[str], known: Sequence[str]) -> list[str]:
     given, (*section, leaf) = ".".join(parts), parts
     # what the starter is made with comes last: few settings are meant for it
     every = sorted(setting_keys(), key=lambda key: key.startswith("starter."))
-    if given in every:
-        return []  # of a bus of another type
+    if given in every or len(given) > MOST_COMPARED:
+        return []  # of a bus of another type, or nothing that was meant for a setting
     same = [key for key in every if key.rpartition(".")[2] == leaf]
     if same:
         return sorted(same, key=lambda key: -_likeness(given, key))[:MOST_MEANT]
@@ -468,6 +472,8 @@ def _likeness(one: str, other: str) -> float:
 
 MOST_MEANT = 3
 """Settings of one last name that are offered for a key that names no section."""
+MOST_COMPARED = 80
+"""Characters of an unknown key up to which it is compared with all settings."""
 LIKE = 0.6
 """Likeness from which on a key is taken for a misspelt other one."""
 TAGGED: dict[int | str, type[Section]] = {

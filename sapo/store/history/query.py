@@ -10,16 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake.exceptions import DeltaError
 
-from sapo.core.errors import SapoError
 from sapo.store.history.tables import SCHEMAS, Store, TableName, away
-
-
-class Damaged(SapoError):
-    """A round of the history is not what was written: a row, a batch, or which round follows on which."""
-
-    def __init__(self, node: str, round: int, problem: str) -> None:
-        self.node, self.round, self.problem = node, round, problem
-        super().__init__(f"history of {node}, round {round}: {problem}")
 
 
 def dataset(store: Store, name: TableName) -> ds.Dataset:

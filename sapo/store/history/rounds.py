@@ -7,7 +7,7 @@ them are never opened, so one round of a long history costs what one of a short 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,16 +17,17 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pydantic import ValidationError
 
+from sapo.core.config.schema import Section
 from sapo.core.types import Batch, BatchGroup, Gossiped, Recipe, Sample, chained
 from sapo.store.history.move_guard import folder_of
-from sapo.store.history.query import Damaged
 from sapo.store.history.rollout_rows import RECIPE
-from sapo.store.history.tables import TRAINING, away
+from sapo.store.history.tables import TRAINING, Damaged, away
 from sapo.store.history.training_sink import BATCH, GROUP, SAMPLE, Counter, row_digest, transaction_id
 
 ROUNDS_AT_ONCE = 64
 """Rounds of a node that are read together; bounds the memory of a long replay."""
 MAX_THREADS = 4096
+Settings = TypeVar("Settings", bound=Section)
 _OF_A_GROUP = (*GROUP, *RECIPE)
 _OF_A_ROUND = tuple(
     name for name in TRAINING.names if name not in {*SAMPLE, *_OF_A_GROUP, "row_digest", "tensor_crc32"}
@@ -225,6 +226,15 @@ class Recording:
         firsts = [row["min.round"] for row in added if row["path"] in str(error)]
         problem = f"its file is not what was written: {' '.join(str(error).split())[:300]}"
         raise Damaged(self.node, min(firsts, default=0), problem) from error
+
+
+def settings(section: type[Settings], text: str, node: str, round: int) -> Settings:
+    """What a record has as a section of the config, which may have come from others. Raises `Damaged`."""
+    try:
+        return section.model_validate_json(text)
+    except ValidationError as error:
+        name = section.__name__.removesuffix("Config").lower()
+        raise Damaged(node, round, f"its `{name}` holds no such settings") from error
 
 
 def whole(rows: Sequence[Mapping[str, Any]]) -> RecordedRound:

@@ -135,6 +135,14 @@ PARTITIONS: dict[TableName, list[str]] = {
 files only. `rollouts` not: one archiver's commit holds everybody's rows, and would become a file per node."""
 
 
+class Damaged(SapoError):
+    """A round of the history is not what was written: a row, a batch, or which round follows on which."""
+
+    def __init__(self, node: str, round: int, problem: str) -> None:
+        self.node, self.round, self.problem = node, round, problem
+        super().__init__(f"history of {node}, round {round}: {problem}")
+
+
 @dataclass(frozen=True, slots=True)
 class Store:
     """Where the tables lie: a folder, or any address deltalake can write.

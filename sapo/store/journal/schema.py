@@ -220,8 +220,8 @@ def unpack(
     round: int,
     left: int = max(MOST_TEXT.values()),
 ) -> bytes:
-    """The text that `pack` was given, as UTF-8. Raises `UserError` when it is not what was stored, or has more
-    than `left` bytes."""
+    """The text that `pack` was given, as UTF-8. Raises `UserError` when it is not what was stored, or has
+    more than `left` bytes."""
     what, stream = f"the {kind} of round {round}", zlib.decompressobj()
     most = max(1, min(left, MOST_TEXT[kind]))
     try:
