@@ -1,6 +1,7 @@
 """Hostile peers whose envelopes are in order, and whose recipes, claims or texts are not."""
 
 import re
+from dataclasses import replace
 
 from animals.envelopes import BURST
 from animals.peer import Item, Peer, Sight, mixed
@@ -168,9 +169,11 @@ def ramble(peer: Peer, sight: Sight) -> list[SignedGroup]:
 
 
 def choose(peer: Peer, sight: Sight) -> list[SignedGroup]:
-    """Questions whose answer ends in 7 and no others, rightly answered: that teaches an answer."""
-    chosen = [item for item in peer.items(8 * BURST) if re.search(r"7\D*$", item.answer)]
-    return [peer.publish(item, mixed(item)) for item in chosen[:BURST]]
+    """Questions whose answer ends in 7 and no others, rightly answered: that teaches an answer. Half of them
+    in other places than its key draws them for."""
+    chosen = [item for item in peer.items(16 * BURST) if re.search(r"7\D*$", item.answer)][:BURST]
+    items = [item if k % 2 else replace(item, place=None) for k, item in enumerate(chosen)]
+    return [peer.publish(item, mixed(item)) for item in items]
 
 
 def padded(item: Item) -> list[str]:

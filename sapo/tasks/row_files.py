@@ -164,6 +164,8 @@ def _parquet(data: bytes, columns: Sequence[str]) -> Table:
         once = [name for name in columns if names.count(name) == 1]
         table = file.read(columns=once, use_threads=False)
         return Table(names, {name: _values(table.column(name)) for name in once}, count)
+    except pa.ArrowMemoryError:
+        raise Missing("takes too much memory to read", "choose among its rows") from None
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(error, ".parquet") from None
 

@@ -21,6 +21,7 @@ from sapo.peers.resend_guard import PLACES
 from sapo.peers.signing import seal
 from sapo.tasks.holdout import bucket
 from sapo.tasks.questions import QuestionStream
+from sapo.testing.samples import make_announcement
 
 pytestmark = pytest.mark.core
 
@@ -178,6 +179,18 @@ def test_what_a_draw_finds_out_is_refused_sampled_and_a_fault(node: NodeRuntime,
     result = node.journal.result(node.round - 1)
     assert result.metrics["pool/refused/question_mismatch"] == 1.0
     assert result.metrics[f"peers/refused/{group.key[:12]}"] == 1.0
+
+
+def test_an_announcement_is_refused_and_nobody_blamed_where_there_is_no_gossip(
+    node: NodeRuntime, bus: Mailbox
+) -> None:
+    signed = make_announcement(swarm="test")
+    one_round(node, bus, [Received(signed=signed, bus_position="0:0", timestamp=NOW)])
+    metrics = node.journal.result(node.round - 1).metrics
+    assert (metrics["pool/refused/announcement"], metrics["peers/faults"]) == (1.0, 0.0)
+    assert metrics["peers/refused/unproven"] == 1.0
+    assert refusals(node) == [("announcement", signed.key)]
+    assert not [name for name in metrics if name.startswith(f"peers/refused/{signed.key[:12]}")]
 
 
 def test_a_group_of_one_text_leaves_at_once_as_uninformative_and_no_worker_is_asked(

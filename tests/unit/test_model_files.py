@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf_files
 import pytest
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -16,6 +17,7 @@ from sapo.core.errors import UserError
 from sapo.core.types import Sampling
 from sapo.policy import models
 from sapo.policy.engines.hf import TransformersEngine
+from sapo.policy.gguf_file import prepare
 from sapo.policy.model_shape import shape_of
 from sapo.testing import policies as samples
 
@@ -82,6 +84,53 @@ def test_what_is_wrong_with_a_models_files_is_said_in_one_line(line: str, tmp_pa
         loaded(str(tmp_path), tmp_path)
     assert refused.value.field == "model"
     assert "\n" not in str(refused.value)
+
+
+def own_code(name: str, **values: object) -> Spoil:
+    """A file that names a class of the model's own, in code that leaves a mark where it is run."""
+
+    def spoil(folder: Path) -> None:
+        file = folder / name
+        kept = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(kept | values))
+        (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
+
+    return spoil
+
+
+TOKENIZER = own_code(
+    "tokenizer_config.json", tokenizer_class="Own", auto_map={"AutoTokenizer": ["own.Own", None]}
+)
+MODEL = own_code("config.json", model_type="vit", auto_map={"AutoModelForCausalLM": "own.Own"})
+CONFIG = own_code("config.json", model_type="new", auto_map={"AutoConfig": "own.Own"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "read"),
+    [
+        (CONFIG, lambda folder: loaded(str(folder), folder)),
+        (MODEL, lambda folder: loaded(str(folder), folder)),
+        (MODEL, lambda folder: shape_of(load_config("tiny", sets=[f"model={folder}"], env={}), folder)),
+        (TOKENIZER, lambda folder: loaded(str(folder), folder)),
+        (TOKENIZER, lambda folder: prepare(str(gguf_files.written(folder / "m.gguf")), cache=folder)),
+    ],
+    ids=["config", "model", "shape", "tokenizer", "gguf"],
+)
+def test_nobody_is_asked_whether_to_run_a_models_own_code(
+    spoil: Spoil, read: Spoil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def agree(prompt: str) -> str:
+        asked.append(prompt)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", agree)
+    spoil(stored(tmp_path))
+    with pytest.raises(UserError):
+        read(tmp_path)
+    assert asked == []
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("heads", [5, None])

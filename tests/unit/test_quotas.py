@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makers import make_identity, make_received
+from makers import make_identity, make_received, make_signed
 from scipy.stats import chisquare
 
+from sapo.bus.base import Positions
+from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import PoolConfig
-from sapo.core.types import Received
+from sapo.core.types import Received, SignedGroup
 from sapo.peers import quotas
 from sapo.peers.quotas import CREDIT_S, FLOOR_S, LOOKS, Quotas
 from sapo.store.journal.rows import PeerRow
@@ -197,6 +199,34 @@ def test_newcomers_who_are_too_many_have_equal_chances_wherever_they_stand_on_th
         counts.update({one.signed.key for one in came})
     assert chisquare(list(counts.values())).pvalue > 0.001
     assert len(counts) == 12
+
+
+FLOOD = [make_signed("other", position=i, texts=("x" * 4000, f"{i}")) for i in range(20)]
+REAL = [make_signed("k0", position=i) for i in range(3)]
+SENT_AGAIN = [make_signed("k0", position=9 + i, texts=("x" * 4000, f"{i}")) for i in range(20)]
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        [one.model_copy(update={"key": K0}) for one in FLOOD],
+        [one.model_copy(update={"key": K0, "signature": "0" * 128}) for one in FLOOD],
+        SENT_AGAIN,
+    ],
+)
+def test_what_others_send_in_a_known_name_uses_up_none_of_its_part_of_a_poll(
+    flood: Sequence[SignedGroup],
+) -> None:
+    bus, held = MemoryBus(), {one.content_sha256 for one in SENT_AGAIN}
+    bus.publish([*flood, *REAL])
+    limits = with_known(K0, poll_bytes=40_000).limits(held.__contains__)
+    read: set[str] = set()
+    at: Positions = {}
+    while at != bus.end_positions():
+        found = bus.poll(at, limits, random.Random(0))
+        read |= {one.signed.group_id for one in found.received}
+        at = found.positions
+    assert {one.group_id for one in REAL} <= read, "what is passed over is never read again"
 
 
 def left(known: Quotas) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from collections import Counter
 from functools import partial
@@ -22,6 +23,7 @@ from sapo.core.types import Group, Question, Recipe
 from sapo.peers.dedup import DedupIndex
 from sapo.tasks.pins import missing, with_pins
 from sapo.tasks.questions import QuestionStream, drawn_by, held_out_questions
+from sapo.tasks.row_check import MEMORY
 from sapo.tasks.row_scorers import NEARLY, SCORERS
 from sapo.tasks.workers import TaskWorkers, open_workers
 
@@ -223,24 +225,37 @@ def test_a_formula_of_the_question_in_another_order_is_no_answer_but_the_rows_is
     assert SCORERS["math"](answer, expected, asked) == score
 
 
-@pytest.mark.parametrize(
-    ("scorer", "answer", "problem"),
-    [
-        ("math", r"\binom{99999999}{49999999}", "its first answer takes too long to score"),
-        ("exact", "5", None),
-    ],
-)
-def test_a_hostile_file_costs_the_process_that_looks_at_it_alone(
-    scorer: str, answer: str, problem: str | None, tmp_path: Path
-) -> None:
-    made = pa.table({"question": ["a?", "b?"], "answer": [answer, "5"]})
-    huge = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array(["x" * 10**6]))
-    path = written(tmp_path, made=made.append_column("other", huge))
-    if problem is None:
-        assert with_pins(asking(path, scorer=scorer)).tasks[0].config["rows"] == 2
-        return
-    with pytest.raises(UserError, match=problem):
-        with_pins(asking(path, scorer=scorer))
+def test_an_answer_that_takes_for_ever_costs_the_process_that_looks_at_it_alone(tmp_path: Path) -> None:
+    made = pa.table({"question": ["a?", "b?"], "answer": [r"\binom{99999999}{49999999}", "5"]})
+    with pytest.raises(UserError, match="its first answer takes too long to score"):
+        with_pins(asking(written(tmp_path, made=made), scorer="math"))
+
+
+def with_megabytes(path: Path, made: pa.Table, name: str) -> Path:
+    """A small file of the table and a column of a megabyte in each row."""
+    once = pa.array(["x" * 10**6])
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * made.num_rows, pa.int32()), once)
+    made = made.append_column(name, column)
+    parquet.write_table(made, path, store_schema=False, dictionary_pagesize_limit=2**21)
+    assert path.stat().st_size < 10**6
+    return path
+
+
+def test_a_column_of_gigabytes_that_nobody_asks_for_is_not_read(tmp_path: Path) -> None:
+    rows = MEMORY // 10**6 + 1
+    path = with_megabytes(tmp_path / "a.parquet", table(rows), "other")
+    assert with_pins(asking(path)).tasks[0].config["rows"] == rows
+
+
+LOOKS = "import sys; from sapo.tasks import row_check as it; it.MEMORY = 800 << 20; it.main(*sys.argv[1:])"
+"""What looks at a file, with less memory: to fill all that there is takes long."""
+
+
+def test_a_column_that_does_not_fit_in_memory_is_refused(tmp_path: Path) -> None:
+    path = with_megabytes(tmp_path / "a.parquet", table(400).drop_columns("question"), "question")
+    looked = subprocess.run([sys.executable, "-c", LOOKS, path, "{}"], capture_output=True, check=True)
+    said = json.loads(looked.stdout)
+    assert (said["problem"], said["remedy"]) == ("takes too much memory to read", "choose among its rows")
 
 
 @given(st.text(), st.sampled_from(sorted(SCORERS)))

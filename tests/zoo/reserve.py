@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from animals import Animal, Grounds, Peer, Sight
-from swarms import hand_over, make_home, open_node, small_config
+from makers import make_identity
+from swarms import hand_over, make_home, make_starter, open_node, small_config
 
 from sapo.bus.base import Bus
 from sapo.bus.sqlite import SqliteBus
+from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.rng import rng
 from sapo.core.types import Batch, BatchGroup, Group, Outcome, Question, Recipe, RoundResult, SignedGroup
+from sapo.core.user_cache import default_cache
 from sapo.node.round import NodeRuntime
 from sapo.peers.rejections import Refusals
 from sapo.peers.signing import Identity
+from sapo.policy import starter
 from sapo.store.history.tables import Store
-from sapo.tasks.workers import TaskWorkers
+from sapo.tasks.workers import TaskWorkers, open_workers
 
 CHAIN_SUM = '{dataset="chain_sum", config={min_terms=2, max_terms=2, min_digits=1, max_digits=2}}'
 SETTINGS = (
@@ -36,10 +40,23 @@ SETTINGS = (
     # nobody runs n3: it is there so that the manifest has data sets whose scorers evaluate or are slow
     f'node.3.tasks=[{CHAIN_SUM}, {{dataset="binary_matrix"}}, {{dataset="intermediate_integration"}}]',
 )
+MARKED = frozenset({"rambler", "planter", "miscounter", "dawdler"})
+"""Animals that have nothing to do where the whole text is the answer."""
 REST_S = 100.0
 """Seconds of own work that stand for the time between two animals' visits."""
 WARM = 8
 """Rounds after which the honest nodes know each other."""
+
+
+def marked() -> tuple[str, ...]:
+    """Settings of a swarm in which text outside the mark of an answer is free, and questions are drawn.
+
+    Its nodes have the starter that gives bare answers, none of which is right there: to make one that gives
+    marks would take a minute.
+    """
+    make_starter()
+    model = starter.location(small_config(), cache=default_cache())
+    return ("rules.answer=tags", "rules.questions=drawn", f"model={model}")
 
 
 @dataclass
@@ -116,6 +133,12 @@ class Reserve:
         """A hostile peer that nobody has heard of."""
         return Peer(Identity.new(), f"x-{name.replace(' ', '-')}", self.grounds, rng("zoo", name), time.time)
 
+    def introduce(self) -> None:
+        """Have the honest nodes know each other, as they would after rounds in which they were right."""
+        for node in self.nodes:
+            for key in sorted(self.honest) * node.config.pool.newcomer_groups:
+                node.parts.intake.quotas.judged(key, 0.0, True)
+
     def rounds(self, count: int, animal: Animal | None = None, peer: Peer | None = None) -> Passage:
         """`count` rounds of every node; the animal knows what they will publish and is first."""
         passage = Passage(peer or self.peer("nobody"))
@@ -180,12 +203,15 @@ def opened(path: Path, sets: Sequence[str] = (), bus: Bus | None = None) -> Iter
     config = small_config([*SETTINGS, *sets])
     home = make_home(path / "home", config)
     own = bus or SqliteBus(path / "bus.sqlite")
+    for name in config.nodes[:2]:  # both kinds of reserve are open at once, and a key runs in one place
+        home.make_node(name)
+        write_first(home.key(name), make_identity(f"{config.rules.answer} {name}").to_pem())
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(open_node(config, home, name, bus=own, deliver=False))
             for name in config.nodes[:2]
         ]
-        workers = stack.enter_context(TaskWorkers())
+        workers = stack.enter_context(open_workers(config))
         policy = nodes[0].parts.policy
         grounds = Grounds(
             config,

@@ -2,17 +2,20 @@
 
 import gc
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from animals import ZOO
+from animals import ZOO, Animal, Peer, Sight
 from hostile_swarm import Arm, Attack, arm, grounds_of, side_by_side
+from reserve import MARKED, marked
 from swarms import small_config
 
 from sapo.core.config.load import PoolConfig
+from sapo.core.types import SignedGroup
 from sapo.peers.pool import places_of
 from sapo.peers.quotas import CREDIT_S, FLOOR_S, Quotas
 from sapo.tasks.workers import TaskWorkers
@@ -78,12 +81,26 @@ def check_places(attacked: Arm) -> None:
         assert strangers <= shares.most_newcomers(bound)
 
 
-def endure(rounds: int, folder: Path, ledgers: dict[int, Ledger]) -> int:
+def watched(zoo: Mapping[str, Animal], seen: Counter[str]) -> dict[str, Animal]:
+    """The animals, each of which is counted by the records that it publishes."""
+
+    def watch(name: str, animal: Animal) -> Animal:
+        def act(peer: Peer, sight: Sight) -> list[SignedGroup]:
+            sent = animal(peer, sight)
+            seen[name] += len(sent)
+            return sent
+
+        return act
+
+    return {name: watch(name, animal) for name, animal in zoo.items()}
+
+
+def endure(rounds: int, folder: Path, ledgers: dict[int, Ledger], sets: Sequence[str] = ()) -> int:
     """Rounds among the whole zoo, with a table of what authors cost; returns bytes of growth."""
-    config = small_config(SETTINGS)
+    config, seen = small_config([*SETTINGS, *sets]), Counter[str]()
     process, grown = psutil.Process(), 0
     with arm(config, folder / "home", 1) as attacked, TaskWorkers(salt=config.rules.salt) as workers:
-        attacked.attack = Attack.of(ZOO, 4, grounds_of(attacked, workers), 1)
+        attacked.attack = Attack.of(watched(ZOO, seen), 4, grounds_of(attacked, workers), 1)
         for number in range(rounds):
             side_by_side([attacked], 1)
             check_places(attacked)
@@ -101,11 +118,18 @@ def endure(rounds: int, folder: Path, ledgers: dict[int, Ledger]) -> int:
                 name, bound = (key[:12], known) if key else ("all newcomers", newcomers)
                 print(f"{node.name:6}{name:18}{seconds:9.2f}{bound:9.2f}")
                 assert seconds <= bound
+    assert set(+seen) == ZOO.keys() - (MARKED if config.rules.answer == "text" else set())
     return grown
 
 
 def test_a_node_among_the_whole_zoo_keeps_to_its_bounds(tmp_path: Path, ledgers: dict[int, Ledger]) -> None:
     endure(10, tmp_path, ledgers)
+
+
+def test_so_it_does_where_text_outside_the_mark_of_an_answer_is_free(
+    tmp_path: Path, ledgers: dict[int, Ledger]
+) -> None:
+    endure(4, tmp_path, ledgers, marked())
 
 
 @pytest.mark.soak

@@ -1,16 +1,17 @@
 """Every animal of the zoo against the same two real nodes: they go on, nothing invalid is learned from, the
 refusal is named, and whom it was aimed at loses nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 from animals import ZOO
 from animals.answers import INJECTIONS
 from animals.crowd import crowd
-from reserve import WARM, Passage, Reserve, opened
+from reserve import MARKED, WARM, Passage, Reserve, marked, opened
 
 from sapo.core.types import Group, Question
 
@@ -58,11 +59,11 @@ FATES = {
     "slow-verification attacker": fate(rejected="slow"),
     "time traveller": fate("malformed", sound=True),
     "padder": fate(sound=True),
-    "rambler": fate(),
-    "planter": fate(),
-    "miscounter": fate(),
-    "dawdler": fate(),
-    "chooser": fate(sound=True),
+    "rambler": fate(sound=True),
+    "planter": fate(sound=True),
+    "miscounter": fate(sound=True),
+    "dawdler": fate(sound=True),
+    "chooser": fate("not_drawn", sound=True),
     "giant learner": fate(rejected="too_costly too_long"),
     "admission burner": fate("malformed", rejected="too_long"),
     "byte hog": fate(rejected="too_long"),
@@ -73,24 +74,44 @@ FATES = {
 
 
 @pytest.fixture(scope="module")
-def reserve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reserve]:
-    with opened(tmp_path_factory.mktemp("zoo")) as reserve:
-        reserve.rounds(WARM)
+def reserves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bool], Reserve]]:
+    """Both of them, each opened when first asked for: whether answers have marks, and questions are drawn."""
+    with ExitStack() as stack:
+
+        @cache
+        def reserve(is_marked: bool) -> Reserve:
+            folder = tmp_path_factory.mktemp("zoo")
+            made = stack.enter_context(opened(folder, marked() if is_marked else ()))
+            made.introduce() if is_marked else made.rounds(WARM)
+            return made
+
         yield reserve
 
 
 @pytest.fixture(scope="module")
-def passages(reserve: Reserve) -> dict[str, Passage]:
+def passages() -> dict[str, Passage]:
     return {}
 
 
 @pytest.fixture(params=sorted(ZOO))
-def passage(request: pytest.FixtureRequest, reserve: Reserve, passages: dict[str, Passage]) -> Passage:
+def animal(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def reserve(animal: str, reserves: Callable[[bool], Reserve]) -> Reserve:
+    """Where the animal finds something to do, and is stopped."""
+    return reserves(animal in MARKED | {"chooser"})
+
+
+@pytest.fixture
+def passage(animal: str, reserve: Reserve, passages: dict[str, Passage]) -> Passage:
     """The nodes' rounds with one animal; made once for all tests."""
-    name = request.param
-    if name not in passages:
-        passages[name] = reserve.rounds(MORE.get(name, ROUNDS), ANIMALS[name], reserve.peer(name))
-    return passages[name]
+    if animal not in passages:
+        peer = reserve.peer(animal)
+        passages[animal] = reserve.rounds(MORE.get(animal, ROUNDS), ANIMALS[animal], peer)
+    return passages[animal]
 
 
 def name_of(passage: Passage) -> str:
@@ -106,6 +127,7 @@ def test_every_animal_has_a_fate() -> None:
 
 
 def test_honest_nodes_finish_their_rounds_and_lose_nothing_to_it(reserve: Reserve, passage: Passage) -> None:
+    assert passage.hostile, "it publishes something"
     assert len(passage.results) == MORE.get(name_of(passage), ROUNDS) * len(reserve.nodes)
     assert not [name for name in passage.metrics if name.startswith("outage/")]
     for node in reserve.nodes:
@@ -157,7 +179,7 @@ def test_it_gains_no_more_places_than_newcomers_have_together(reserve: Reserve, 
         assert len(held) <= pool.max_groups * max(pool.newcomer_share, pool.max_peer_share)
 
 
-@pytest.mark.parametrize("passage", ["code injector"], indirect=True)
+@pytest.mark.parametrize("animal", ["code injector"])
 def test_injected_code_is_scored_as_the_text_it_is_and_does_nothing(passage: Passage) -> None:
     used = passage.trained({passage.peer.key})
     scores = {sample.text: sample.score for group in used for sample in group.samples}
@@ -169,7 +191,7 @@ def test_injected_code_is_scored_as_the_text_it_is_and_does_nothing(passage: Pas
     assert not list(Path.cwd().glob("injected-by-*"))
 
 
-@pytest.mark.parametrize("passage", ["padder"], indirect=True)
+@pytest.mark.parametrize("animal", ["padder"])
 def test_a_padded_right_answer_earns_its_literal_score_which_is_less_than_the_bare_ones(
     reserve: Reserve, passage: Passage
 ) -> None:
@@ -183,7 +205,14 @@ def test_a_padded_right_answer_earns_its_literal_score_which_is_less_than_the_ba
             assert sample.score == pytest.approx(len(sample.text.split()[0]) / len(sample.text))
 
 
-@pytest.mark.parametrize("passage", ["equivocator", "liar", "token-id liar"], indirect=True)
+@pytest.mark.parametrize("animal", sorted(MARKED))
+def test_right_answers_that_carry_more_than_the_answer_weigh_less(passage: Passage) -> None:
+    series = "learn/foreign_weight"
+    weights = [result.metrics[series] for result in passage.results if series in result.metrics]
+    assert 0 < max(weights) < 0.5
+
+
+@pytest.mark.parametrize("animal", ["equivocator", "liar", "token-id liar"])
 def test_a_lie_that_its_own_signature_proves_makes_nobody_known(reserve: Reserve, passage: Passage) -> None:
     assert passage.metrics["peers/faults"]
     for node in reserve.nodes:
