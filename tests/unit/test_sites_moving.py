@@ -3,12 +3,13 @@
 import json
 import tarfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 from makers import finish_round
-from packed_nodes import files_of, indexed, make_node, rewritten, take_checkpoint
+from packed_nodes import Members, files_of, indexed, make_node, rewritten, take_checkpoint
 
 from sapo import cli
 from sapo.core.config.home import Home
@@ -275,23 +276,19 @@ def test_what_the_site_says_itself_takes_the_place_of_what_its_pack_says(home: H
     assert bus == KafkaBus(servers="there:9092", topic="sapo.s")
 
 
-ODD: list[dict[str, Any]] = [
-    *({"batch": value} for value in ([], 1)),
-    *({"adaptive": value} for value in ([1], 5)),
-    *(
-        {"node": value}
-        for value in (
-            [1],
-            1,
-            {"0": 5},
-            {"0": {"batch": [1]}},
-            {"9" * 5_000: {"threads": 1}},
-            {"²": {"threads": 1}},
-        )
-    ),
-    {"eta.rl" * 16_000: 1},
-    {"learn": {"eta.rl" * 16_000: 1}},
+BY_NODE: list[Any] = [
+    *([1], 1, {"0": 5}, {"0": {"batch": [1]}}),
+    *({"9" * 5_000: {"threads": 1}}, {"²": {"threads": 1}}),
 ]
+ODD: list[dict[str, Any]] = [
+    *({"batch": []}, {"batch": 1}, {"adaptive": [1]}, {"adaptive": 5}),
+    *({"node": value} for value in BY_NODE),
+    *({"eta.rl" * 16_000: 1}, {"learn": {"eta.rl" * 16_000: 1}}),
+]
+
+
+def with_config(odd: dict[str, Any]) -> Callable[[Members], Members]:
+    return indexed(lambda index: index["config"].update(odd))
 
 
 def test_a_pack_whose_config_is_of_another_shape_or_without_end_is_refused_in_one_short_line(
@@ -299,7 +296,7 @@ def test_a_pack_whose_config_is_of_another_shape_or_without_end_is_refused_in_on
 ) -> None:
     pack = tmp_path / "a1.tar.gz"
     pack_node(home, "a1", pack)
-    changes = [indexed(lambda index, odd=odd: index["config"].update(odd)) for odd in ODD]
+    changes = [with_config(odd) for odd in ODD]
     tasks = indexed(lambda index: index["manifest"]["tasks"][0].update({"k" * 400_000: 1}))
     for change in (*changes, tasks):
         before = time.process_time()
