@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args
 
 from sapo.core.atomic_file import sync_directory, whole_file, write_atomically
 from sapo.core.config import foreign
@@ -47,6 +47,7 @@ from sapo.policy import checkpoint
 from sapo.policy.kept_files import KeptFiles
 from sapo.store.journal import foreign_journal
 from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import Owed
 from sapo.store.journal.schema import connect, explained
 
 FREE_AFTER = 100 * 2**20
@@ -150,6 +151,10 @@ def _index(home: Home, name: str, sources: Mapping[str, Path], progress: Progres
         done += size
         progress("reading", done, total)
     with Journal.read_only(home.journal(name)) as journal:
+        owed = journal.owed_counts()
+        if odd := owed.keys() - get_args(Owed):
+            problem = f"its journal owes {min(odd)[:40]!a}, as no node does"
+            raise UserError("NODE", name, problem, "restore its folder from a copy")
         return Pack(
             sapo=version("sapo-swarm"),
             swarm=home.load_manifest().swarm,
@@ -157,7 +162,7 @@ def _index(home: Home, name: str, sources: Mapping[str, Path], progress: Progres
             key=Identity.load_or_create(home.node(name) / KEY).key,
             incarnation=journal.incarnation,
             rounds=journal.finished_rounds(),
-            owed=journal.owed_counts(),
+            owed=owed,
             manifest=json.loads(home.manifest.read_bytes()),
             config=json.loads(home.config.read_bytes()),
             files=files,
