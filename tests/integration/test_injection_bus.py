@@ -54,7 +54,7 @@ def open_config() -> Config:
             *("pool.newcomer_share=1.0", "pool.max_peer_share=1.0", "pool.newcomer_groups=1000"),
             "pool.verify_share=1000.0",
             "workers.foreign_limit_s=20.0",
-            "generate.max_new_tokens=1000",  # no payload is too long to be learned from
+            "generate.max_new_tokens=20_000",  # no group is too long or costly to be learned from
             f"node.1.tasks={_toml(every)}",
         ]
     )
