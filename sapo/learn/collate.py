@@ -246,9 +246,14 @@ def collate(
     return [_chunk(portion, beginning, shared, torch.device(device), dtype) for portion in portions]
 
 
+def has_own_prompt(tokens: int, shared: bool) -> bool:
+    """Whether the prompt of a completion is computed for it alone; both have so many tokens together."""
+    return not shared or tokens > BLOCK_TOKENS
+
+
 def size_of(one: Row | Sample, shared: bool) -> int:
     """Tokens that a completion takes in an update: its prompt's, too, where that is computed for it alone."""
-    alone = not shared or len(one.token_ids) > BLOCK_TOKENS
+    alone = has_own_prompt(len(one.token_ids), shared)
     return len(one.token_ids) if alone else sum(one.loss_mask)
 
 

@@ -10,7 +10,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import Refused
 from sapo.core.types import Group, Outcome
 from sapo.learn.advantage import informative
-from sapo.learn.collate import BLOCK_TOKENS
+from sapo.learn.collate import has_own_prompt
 from sapo.learn.logprobs import shares_prompts
 from sapo.peers.admission import PROVEN
 from sapo.peers.pool import Entry, Verdict
@@ -83,13 +83,14 @@ class PeerVerifier:
         tokens: list[Tokens] = []
         found: dict[int, Verdict] = {}
         seconds: list[float] = []
+        shared = shares_prompts(self.policy.model)
         for i, entry in enumerate(entries):
             began = time.thread_time()
             tokens.append(Tokens.of(self.policy, entry.group))
             lengths = [len(ids) for ids, _ in tokens[i].completions]
             too_long = tokens[i].longest > self.policy.max_length
-            shared = shares_prompts(self.policy.model) and tokens[i].longest <= BLOCK_TOKENS
-            prompt = 0 if shared else len(tokens[i].prompt)
+            alone = has_own_prompt(tokens[i].longest, shared)
+            prompt = len(tokens[i].prompt) if alone else 0
             if reason := "too_long" if too_long else beyond(self.config, lengths, prompt):
                 found[i] = self._bad(entry, reason)
             seconds.append(time.thread_time() - began)

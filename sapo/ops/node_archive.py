@@ -22,7 +22,7 @@ from sapo.core.atomic_file import sync_file
 from sapo.core.config.home import ASKED, BLOCKED
 from sapo.core.errors import UserError
 from sapo.core.types import Count, Hex64, Incarnation, Name, Record
-from sapo.store.journal.rows import Owed
+from sapo.store.journal.rows import CHECKPOINT, Owed
 
 INDEX = "pack.json"
 MAX_INDEX_BYTES = 2**20
@@ -31,7 +31,7 @@ MAX_READ_WHOLE = {KEY: 4096, CARD: 65_536, "checkpoint.json": 2**24, ASKED: 2**2
 """Bytes of the files that are read whole."""
 MEMBER = re.compile(
     r"key\.(?:pem|json)|journal\.sqlite|asked\.bin|blocked\.json|gossip/\d{6,12}\.[0-9a-f]{64}\.safetensors"
-    r"|checkpoints/round-\d{6,12}/(?:optimizer\.pt"
+    rf"|{CHECKPOINT}/(?:optimizer\.pt"
     r"|(?:\w{1,99}/)?\w[\w.-]{0,99}\.(?:safetensors|json|txt|model|tiktoken|jinja|md))",
     re.ASCII,
 )

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from sapo.core.types import RoundResult
 from sapo.store.journal.journal import Journal, Stage
-from sapo.store.journal.rows import Owed
+from sapo.store.journal.rows import CHECKPOINT, Owed
 from sapo.store.journal.schema import check_version, connect, damaged, explained, tables, unpack
 
 _MADE = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name"
@@ -19,7 +19,7 @@ _REFS: Mapping[Owed, str] = {
     "publish": _HEX64,
     "training": "",
     "track": "",
-    "version": r"checkpoints/round-\d{6,12}",
+    "version": CHECKPOINT,
     "gossip": _HEX64,
 }
 """What an obligation of each kind names."""

@@ -27,6 +27,7 @@ from sapo.core.series import check
 from sapo.core.types import Batch, Incarnation, Received, RoundResult, SignedGroup, canonical
 from sapo.policy.checkpoint import Checkpoint
 from sapo.store.journal.rows import (
+    CHECKPOINT,
     NOTHING_HEARD,
     REFUSAL,
     SIGNED,
@@ -56,8 +57,6 @@ from sapo.store.journal.schema import connect, create, damaged, explained, pack,
 
 Stage = Literal["groups", "batch", "result"]
 _META = TypeAdapter(tuple[Incarnation, float])
-_CHECKPOINT = re.compile(r"checkpoints/round-\d{6,}", re.ASCII)
-"""Where a checkpoint lies, from the node's folder; what lies there is packed with the node."""
 
 
 class Journal:
@@ -471,7 +470,7 @@ class Journal:
         return path.absolute().relative_to(self._path.absolute().parent).as_posix()
 
     def _absolute(self, path: str) -> Path:
-        if not _CHECKPOINT.fullmatch(path):
+        if not re.fullmatch(CHECKPOINT, path, re.ASCII):
             raise damaged(self._path, f"{path!a} is no checkpoint of this node")
         return self._path.absolute().parent / path
 

@@ -37,6 +37,8 @@ class PoolRow:
 
 Owed = Literal["publish", "training", "track", "version", "gossip"]
 """Kinds of what the outbox holds."""
+CHECKPOINT = r"checkpoints/round-\d{6,12}"
+"""Where a checkpoint lies, from the node's folder; what lies there is packed with the node."""
 
 
 @dataclass(frozen=True, slots=True)
