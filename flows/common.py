@@ -28,7 +28,9 @@ from .orchestrator import Orchestrator
 log = logging.getLogger(__name__)
 
 CRASHED = 1
-LAST_WORDS_S = 2.0
+LAST_WORDS_S, LONGEST_LAST_WORDS_S = 2.0, 10.0
+"""How long Prefect, where it answers, has for what it is still to hear: of a process that was asked to stop,
+and of one that ends by itself. A run whose end it does not hear is shown as running for ever."""
 
 
 PROCESS: ContextVar[Process] = ContextVar("process")
@@ -91,14 +93,14 @@ def run_process(work: Callable[[Process, Orchestrator], int], home: str) -> NoRe
         except Exception:
             log.exception("this process ends")
             code = CRASHED
-    _leave(code, orchestrator)
+    _leave(code, orchestrator, LAST_WORDS_S if stop.is_set() else LONGEST_LAST_WORDS_S)
 
 
-def _leave(code: int, orchestrator: Orchestrator | None) -> NoReturn:
+def _leave(code: int, orchestrator: Orchestrator | None, seconds: float) -> NoReturn:
     """End the process now: what threads of libraries would still wait for takes seconds, or minutes.
     What Prefect is still to hear is sent if it is there."""
     if orchestrator is not None and orchestrator.there():
-        orchestrator.wait(LAST_WORDS_S)
+        orchestrator.wait(seconds)
         EventsWorker.drain_all(timeout=LAST_WORDS_S)
         APILogWorker.drain_all(timeout=LAST_WORDS_S)
     logging.shutdown()

@@ -66,11 +66,22 @@ def flow_runs(home: Home) -> list[tuple[str, str, str]]:
     )
 
 
+def rounds_of(name: str, node: str) -> list[int]:
+    """The rounds in a flow run's name, such as `n0 · rounds 4-7`; none where it is another node's."""
+    if not name.startswith(node):
+        return []
+    first, last = name.removeprefix(f"{node} · rounds ").split("-")
+    return list(range(int(first), int(last) + 1))
+
+
 def test_all_four_flows_ran_with_readable_names(home: Home) -> None:
     runs = flow_runs(home)
     assert {flow for flow, _, _ in runs} == {"swarm", "node", "archive", "evaluate"}
     completed = {(flow, name) for flow, name, state in runs if state == "COMPLETED"}
-    assert {("node", f"n0 · rounds {span}") for span in ("0-3", "4-7", "8-11")} <= completed
+    # no round waits for a slow Prefect: a run may have begun later, with fewer rounds, or have no end
+    rounds = [round for flow, name in completed if flow == "node" for round in rounds_of(name, "n0")]
+    assert len(rounds) == len(set(rounds)) >= ROUNDS // 3
+    assert set(rounds) <= set(range(ROUNDS))
     assert ("swarm", f"tiny · {len(NODES)} nodes") in completed
     assert ("evaluate", "held-out evaluation") in completed
 
