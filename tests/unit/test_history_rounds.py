@@ -16,6 +16,7 @@ from searches import searching
 from tampering import CHANGES, Row, copied, cover_up, place, rewrite, rows_of
 
 from sapo.core.types import RoundResult
+from sapo.store.history import totals
 from sapo.store.history.rounds import Recording, whole
 from sapo.store.history.tables import Damaged, Store
 from sapo.store.history.training_sink import row_digest, rows
@@ -267,7 +268,20 @@ def test_one_round_is_read_from_the_files_that_may_hold_it(tmp_path: Path) -> No
 
 
 def test_the_machine_a_round_was_made_on_must_be_one(tmp_path: Path) -> None:
-    for machine in ({"threads": 0}, {"threads": 10**9}, {"threads": "many"}):
-        found = rows(batch(1), RoundResult(**result(1).model_dump()), machine)
+    made = rows(batch(1), RoundResult(**result(1).model_dump()), {})
+    for machine in ('{"threads":0}', '{"threads":1000000000}', '{"threads":"many"}', "[" * 10_000):
+        found = [row | {"environment": machine} for row in made]
         with pytest.raises(Damaged, match="round 1: what it says of the machine"):
-            whole(found)
+            whole([row | {"row_digest": row_digest(row)} for row in found])
+
+
+def test_a_page_says_of_the_machine_what_is_known_of_it(store: Store) -> None:
+    def machine() -> dict[str, str]:
+        found = totals.course(store, ["n0"])
+        assert found is not None
+        return found.machine
+
+    assert machine() == {"torch": "2.13.0", "threads": "1"}
+    for said in ("no JSON", "[1]", "[" * 10_000, None):
+        rewrite(store, [row | {"environment": said} for row in rows_of(store)])
+        assert machine() == {}

@@ -94,9 +94,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         seconds = (run.course.ended - run.course.begun).total_seconds()
         yield "rounds made", f"{run.course.begun:%Y-%m-%d %H:%M} to {run.course.ended:%Y-%m-%d %H:%M} UTC"
         yield "duration", duration(seconds)
-        made_on = run.course.environment
-        facts = [f"{name} {made_on[name]}" for name in ("device", "threads", "torch") if name in made_on]
-        yield "machine", ", ".join([str(made_on.get("processor", "")), *facts])
+        facts = run.course.machine.items()
+        yield "machine", ", ".join(fact if name == "processor" else f"{name} {fact}" for name, fact in facts)
     yield "release", f"sapo {version('sapo-swarm')} made this page"
     yield "seed", str(config.swarm.seed)
     yield "model", config.model

@@ -296,7 +296,7 @@ def _environment(row: Mapping[str, Any]) -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads(row["environment"])
         if not 1 <= int(found.get("threads", 1)) <= MAX_THREADS:
             raise ValueError(f"{found['threads']} threads")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(row, f"what it says of the machine it was made on is none: {error}") from error
     return found
 

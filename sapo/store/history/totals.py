@@ -1,6 +1,5 @@
 """What a page about a run takes from the history: rewards by round, and when and where rounds were made."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,18 +16,21 @@ SELECT round,
 FROM training WHERE node = ? AND incarnation = ? GROUP BY round
 """
 _COURSE = """
-SELECT min(finished_at) AS begun, max(finished_at) AS ended, arg_max(environment, finished_at) AS environment
+SELECT min(finished_at) AS begun, max(finished_at) AS ended,
+       arg_max(CASE WHEN json_valid(environment) THEN json_extract_string(environment, ?) END, finished_at)
+           AS facts
 FROM training WHERE list_contains(?, node)
 """
+MACHINE = ("processor", "device", "threads", "torch")
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """When the first and the last round ended, and what the last one's bits depended on."""
+    """When the first and the last round ended, and what is known of the machine of the last."""
 
     begun: datetime
     ended: datetime
-    environment: dict[str, str | int]
+    machine: dict[str, str]
 
 
 def by_round(store: Store, node: str, incarnation: str) -> dict[str, dict[float, float]]:
@@ -48,8 +50,9 @@ def by_round(store: Store, node: str, incarnation: str) -> dict[str, dict[float,
 
 def course(store: Store, nodes: Sequence[str]) -> Course | None:
     """When and where these nodes made their rounds; None without any. Raises as `by_round` does."""
-    (row,) = query(store, _COURSE, [list(nodes)]).to_pylist()
+    (row,) = query(store, _COURSE, [[f"$.{name}" for name in MACHINE], list(nodes)]).to_pylist()
     if row["begun"] is None:
         return None
     begun, ended = (datetime.fromtimestamp(row[name], UTC) for name in ("begun", "ended"))
-    return Course(begun, ended, json.loads(row["environment"] or "{}"))
+    facts = zip(MACHINE, row["facts"] or (), strict=False)
+    return Course(begun, ended, {name: fact for name, fact in facts if fact is not None})
