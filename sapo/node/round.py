@@ -40,7 +40,7 @@ from sapo.node.verify import own_standards
 from sapo.peers import sampling
 from sapo.peers.keyring import keys_of
 from sapo.peers.pool import Entry
-from sapo.peers.quotas import excess
+from sapo.peers.quotas import divide
 from sapo.peers.sampling import Draw
 from sapo.policy.tokenise import Tokens
 from sapo.policy.weights_hash import Digests
@@ -295,11 +295,9 @@ class NodeRuntime:
         """Take down what of an update's seconds was own work, and charge authors what their groups cost more
         to learn from than own ones."""
         tokens = costs(batch, self.config.learn, shared=shares_prompts(self.parts.policy.model))
-        learned = {group.position: group.source for group in batch.groups if group.informative}
-        token_s = seconds / max(1.0, sum(tokens[place] for place in learned) + sum(looked.values()))
-        self._own_update_s = token_s * sum(tokens[place] for place in learned if learned[place] == "local")
-        for key, more in excess(batch, tokens, looked).items():
-            self.parts.intake.quotas.charge(key, more * token_s)
+        self._own_update_s, charges = divide(seconds, batch, tokens, looked)
+        for key, more in charges.items():
+            self.parts.intake.quotas.charge(key, more)
 
     def _own_seconds(self, scoring: float) -> float:
         """Seconds of the node's own work since the draw before: the own part of the last update, generation,

@@ -331,6 +331,18 @@ def beyond(config: Config, lengths: Sequence[int], prompt: int = 0) -> str | Non
     return "too_costly" if sum(lengths) + prompt * len(lengths) > most else None
 
 
+def divide(
+    seconds: float, batch: Batch, tokens: Mapping[int, int], looked: Mapping[int, float]
+) -> tuple[float, dict[str, float]]:
+    """Divide the seconds of an update by tokens, `tokens` those that groups have to learn from and `looked`
+    those that were looked at in them, by position; returns what was own work, and what each author's groups
+    took above the mean of the batch's own ones, by key."""
+    learned = {group.position: group for group in batch.groups if group.informative}
+    token_s = seconds / max(1.0, sum(tokens[place] for place in learned) + sum(looked.values()))
+    own = sum(tokens[place] for place, group in learned.items() if group.source == "local")
+    return own * token_s, {key: more * token_s for key, more in excess(batch, tokens, looked).items()}
+
+
 def excess(batch: Batch, tokens: Mapping[int, int], looked: Mapping[int, float]) -> Counter[str]:
     """What foreign groups have above the mean of the batch's own ones, by author: of what they have to learn
     from, and of what was `looked` at in them."""

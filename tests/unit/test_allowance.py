@@ -10,7 +10,7 @@ from swarms import small_config
 from sapo.core.config.load import LearnConfig
 from sapo.core.types import BatchGroup
 from sapo.learn.collate import costs
-from sapo.peers.quotas import COMPLETION, GROUP, beyond, excess
+from sapo.peers.quotas import COMPLETION, GROUP, beyond, divide, excess
 
 CONFIG = small_config(["batch.completions=4", "generate.max_new_tokens=10"])
 
@@ -46,6 +46,16 @@ def test_what_authors_have_more_than_the_mean_own_group_is_charged() -> None:
     assert excess(taken, tokens, {}) == {"b" * 64: 15 + 10}  # those above the mean alone are learned from
     assert excess(taken, costs(taken, LearnConfig(foreign="as_if_own")), {}) == {"b" * 64: 17 + 12}
     assert excess(taken, tokens, {2: 30.0, 4: 70.0}) == {"b" * 64: 15 + 10 + 40}, "and what was looked at"
+
+
+def test_the_seconds_of_an_update_are_own_work_or_charged_above_own_groups_by_tokens() -> None:
+    taken = batch(group(0, "0", 10, 10, source="local"), group(1, "a", 60, 10), group(2, "b", 10, 10))
+    tokens = costs(taken, LearnConfig(foreign="as_if_own"))
+    assert tokens == {0: 20, 1: 70, 2: 20}
+    assert divide(11.0, taken, tokens, {}) == (pytest.approx(2.0), {"a" * 64: pytest.approx(5.0)})
+    looked = {1: 30.0, 2: 80.0}
+    charges = {"a" * 64: pytest.approx(3.0), "b" * 64: pytest.approx(3.0)}
+    assert divide(11.0, taken, tokens, looked) == (pytest.approx(1.0), charges), "looks take time, too"
 
 
 def test_prompts_count_with_each_completion_where_the_model_computes_them_so() -> None:
