@@ -35,7 +35,7 @@ from sapo.experiments.metrics import (
     WAYS,
 )
 from sapo.experiments.record import slug
-from sapo.experiments.text import IN_POINTS, NAMES
+from sapo.experiments.text import IN_POINTS, NAMES, percent_more
 
 HERE = Path(__file__).parent
 KEPT = HERE / "results"
@@ -94,10 +94,7 @@ def comparisons(found: Json) -> str:
     heading = [f"difference of {shared}, points"] if one else ["figure", "difference"]
     rows = [["registered comparison", *heading, "p adjusted"]]
     for row in found["comparisons"]:
-        factor, form = (100.0, "+.1f") if row["figure"] in IN_POINTS else (1.0, "+.3g")
-        unit = " points" if row["figure"] in IN_POINTS and not one else ""
-        ends = [format(factor * row[end], form) for end in ("mean", "low", "high") if row[end] is not None]
-        size = f"{ends[0]}{unit} ({ends[1]} to {ends[2]})" if len(ends) == 3 else "–"
+        size = _size(row, " points" if row["figure"] in IN_POINTS and not one else "")
         rows.append(
             [
                 f"{row['arm']} against {row['with']}",
@@ -107,6 +104,15 @@ def comparisons(found: Json) -> str:
             ]
         )
     return _table(rows)
+
+
+def _size(row: Json, unit: str) -> str:
+    """A comparison's difference with its interval; of rewards the ratio, in percent."""
+    if row["figure"].startswith("reward/"):
+        return percent_more(row["ratio"])
+    factor, form = (100.0, "+.1f") if row["figure"] in IN_POINTS else (1.0, "+.3g")
+    ends = [format(factor * row[end], form) for end in ("mean", "low", "high") if row[end] is not None]
+    return f"{ends[0]}{unit} ({ends[1]} to {ends[2]})" if len(ends) == 3 else "–"
 
 
 def learned(found: Json, end: str = "") -> str:
