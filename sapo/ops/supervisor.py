@@ -44,7 +44,7 @@ from sapo.store.journal.rows import JournalError
 
 SWARM_GRACE_S = NODE_GRACE_S + ARCHIVE_GRACE_S + 1.0
 SWARM_RESTARTS = 2
-LINGER_S = 5.0
+LINGER_S = 15.0
 """How long the flow `swarm` may take to tell Prefect that it has ended, once its work is done."""
 SETTLED = ("finished", "stopped", "owing", "failed")
 CLOSING = "closing"
