@@ -140,15 +140,9 @@ class SqliteBus:
             if self._closed:
                 raise Unavailable(f"the bus {self._path} is closed")
             try:
-                db = self._connect(link)
-                db.execute(f"BEGIN {kind}")
-                try:
+                with self._connect(link) as db:  # commits, or rolls back
+                    db.execute(f"BEGIN {kind}")
                     yield db
-                    db.execute("COMMIT")
-                except BaseException:
-                    if db.in_transaction:
-                        db.execute("ROLLBACK")
-                    raise
             except (sqlite3.Error, OSError) as error:
                 link.disconnect()
                 raise Unavailable(f"the bus {self._path} cannot be used: {error}") from error
