@@ -174,14 +174,14 @@ class TaskWorkers:
         key = (task.dataset, canonical(task.config), held_out)
         if key not in self._training:
             item = Item(task.dataset, canonical(task.config), 0, 0, None, (self.salt, repr(held_out)))
-            (reply,) = _replies(self._run("rows", [item]))
+            (reply,) = self._run("rows", [item])
             if reply.kind != "rows":
                 raise SapoError(f"the rows of {task.dataset} cannot be read: {reply.value}")
             self._training[key] = array("I", reply.value)
         return self._training[key]
 
     def datasets(self) -> list[str]:
-        (reply,) = _replies(self._run("names", [Item("", "", 0, 0)]))
+        (reply,) = self._run("names", [Item("", "", 0, 0)])
         names: list[str] = reply.value
         return names
 
@@ -189,7 +189,7 @@ class TaskWorkers:
         """Raise `UserError` unless every source and parameter asked is known, valid and gives questions."""
         asked = {number: task for number, task in enumerate(tasks) if task.weight > 0}
         items = [Item(task.dataset, canonical(task.config), 0, 0) for task in asked.values()]
-        for (number, task), reply in zip(asked.items(), _replies(self._run("check", items)), strict=True):
+        for (number, task), reply in zip(asked.items(), self._run("check", items), strict=True):
             if reply.kind == "wrong":
                 field, value, problem, remedy = reply.value
                 raise UserError(f"tasks.{number}.{field}", value, f"{task.dataset}: {problem}", remedy)
@@ -226,22 +226,21 @@ class TaskWorkers:
         )
 
     def _each(self, op: Op, recipes: Sequence[Recipe]) -> list[Reply]:
-        return _replies(self._run(op, [_item(recipe) for recipe in recipes]))
+        return self._run(op, [_item(recipe) for recipe in recipes])
 
     def _verdicts(self, op: Op, items: Sequence[Item]) -> list[Judged]:
-        return [reply.value for reply in _replies(self._run(op, items))]
+        return [reply.value for reply in self._run(op, items)]
 
-    def _run(self, op: Op, items: Sequence[Item]) -> WorkBatch:
+    def _run(self, op: Op, items: Sequence[Item]) -> list[Reply]:
         with self._lock:
-            ahead = self._ahead
-            if ahead is not None and (ahead.op, ahead.items) == (op, items):
+            batch = self._ahead
+            if batch is not None and (batch.op, batch.items) == (op, items):
                 self._ahead = None
-                self._see_through(ahead)
-                return ahead
-            self._settle()
-            batch = WorkBatch(op, items, self._workers)
+            else:
+                self._settle()
+                batch = WorkBatch(op, items, self._workers)
             self._see_through(batch)
-            return batch
+            return [reply for reply in batch.replies if reply is not None]
 
     def _begin(self, op: Op, items: Sequence[Item]) -> None:
         with self._lock:
@@ -287,10 +286,6 @@ def _in_groups(items: Sequence[tuple[Recipe, str]]) -> list[Item]:
     return [
         _item(recipe, None, [text for _, text in same]) for recipe, same in groupby(items, key=itemgetter(0))
     ]
-
-
-def _replies(batch: WorkBatch) -> list[Reply]:
-    return [reply for reply in batch.replies if reply is not None]
 
 
 def _outcomes(judged: Judged) -> list[Outcome]:
