@@ -70,8 +70,6 @@ class Entry:
     def to_row(self) -> PoolRow:
         """The entry as the journal keeps it."""
         return PoolRow(
-            group_id=self.group_id,
-            producer_key=self.group.key,
             received=self.received,
             received_at=self.received_at,
             verdict=None if self.verdict is None else self.verdict.canonical(),

@@ -62,7 +62,7 @@ def test_a_killed_archiver_loses_and_doubles_nothing(tmp_path: Path) -> None:
 
 
 def in_the_pool(group: SignedGroup) -> PoolRow:
-    return PoolRow(group.group_id, group.key, Received(signed=group, bus_position="0:1", timestamp=1.0), 2.0)
+    return PoolRow(Received(signed=group, bus_position="0:1", timestamp=1.0), 2.0)
 
 
 def test_a_killed_deliverer_writes_every_round_once(tmp_path: Path) -> None:

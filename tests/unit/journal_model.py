@@ -18,8 +18,7 @@ NOW = 1000.0
 
 def make_row(round: int, position: int, author: str = "peer") -> PoolRow:
     """A pool row with a group by `author`."""
-    received = make_received(author, round, position)
-    return PoolRow(received.signed.group_id, received.signed.key, received, received_at=NOW + round)
+    return PoolRow(make_received(author, round, position), received_at=NOW + round)
 
 
 def make_movement(row: PoolRow, event: Event) -> PoolEvent:

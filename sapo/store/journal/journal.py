@@ -296,14 +296,12 @@ class Journal:
 
     def pool(self) -> list[PoolRow]:
         """The pool as of the last committed batch, in the order in which groups entered it."""
-        columns = f"{SIGNED}, producer_key, bus_position, timestamp, received_at, verdict"
+        columns = f"{SIGNED}, bus_position, timestamp, received_at, verdict"
         result = []
         for row in self._all(f"SELECT {columns} FROM pool ORDER BY place"):
-            producer, position, timestamp, received_at, verdict = row[5:]
-            received = Received(
-                signed=signed_group(self._path, row), bus_position=position, timestamp=timestamp
-            )
-            result.append(PoolRow(row[0], producer, received, received_at, verdict))
+            signed, (position, timestamp, *rest) = signed_group(self._path, row), row[5:]
+            received = Received(signed=signed, bus_position=position, timestamp=timestamp)
+            result.append(PoolRow(received, *rest))
         return result
 
     def pool_ids(self) -> set[str]:

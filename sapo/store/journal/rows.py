@@ -28,11 +28,13 @@ class JournalError(SapoError):
 class PoolRow:
     """A foreign group in the pool; `received_at` is the node's clock in seconds, `verdict` is JSON."""
 
-    group_id: str
-    producer_key: str
     received: Received
     received_at: float
     verdict: str | None = None
+
+    @property
+    def group_id(self) -> str:
+        return self.received.signed.group_id
 
 
 Owed = Literal["publish", "training", "track", "version", "gossip"]
@@ -177,11 +179,9 @@ def signed_group(path: Path, row: Sequence[Any]) -> SignedGroup:
 
 
 def pool_columns(row: PoolRow) -> tuple[Any, ...]:
-    received = row.received
-    if received.signed.group_id != row.group_id:
-        raise JournalError(f"pool row {row.group_id} holds group {received.signed.group_id}")
-    place = (row.producer_key, received.bus_position, received.timestamp, row.received_at, row.verdict)
-    return (*group_columns(received.signed), *place)
+    received, signed = row.received, row.received.signed
+    place = (signed.key, received.bus_position, received.timestamp, row.received_at, row.verdict)
+    return (*group_columns(signed), *place)
 
 
 def insert_each(db: sqlite3.Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
