@@ -46,25 +46,16 @@ class RoundFacts:
 _ROUNDS = """
 SELECT round, count(*) AS rows, list_sort(list(DISTINCT batch_digest)) AS digests,
        max(skipped) AS skipped, max(rolled_back_to) AS rolled_back_to, max(weights_sha256) AS weights_sha256,
-       {previous} AS previous, {chain} AS chain,
+       max(previous_round) AS previous, max(chain) AS chain,
        max(CASE WHEN json_valid(environment) THEN json_extract_string(environment, '$.config') END) AS config,
-       {gossip} AS gossip, max(finished_at) AS finished_at
+       max(gossip) AS gossip, max(finished_at) AS finished_at
 FROM training WHERE node = ? AND incarnation = ? AND round < ? GROUP BY round ORDER BY round
 """
 
 
 def rounds(store: Store, node: str, incarnation: str, before: int = ALWAYS) -> list[RoundFacts]:
     """A node's rounds earlier than `before` that have rows, in order; an empty batch has left none."""
-    held = dataset(store, "training").schema.names
-    text = "NULL::VARCHAR"
-    columns = {
-        "previous": ("previous_round", "NULL::BIGINT"),
-        "chain": ("chain", text),
-        "gossip": ("gossip", text),
-    }
-    # an earlier release's table that was not written to since lacks them
-    chosen = {name: f"max({one})" if one in held else null for name, (one, null) in columns.items()}
-    found = query(store, _ROUNDS.format(**chosen), [node, incarnation, before]).to_pylist()
+    found = query(store, _ROUNDS, [node, incarnation, before]).to_pylist()
     return [RoundFacts(**row | {"digests": tuple(row["digests"])}) for row in found]
 
 

@@ -14,15 +14,21 @@ from sapo.store.history.tables import SCHEMAS, Store, TableName, away
 
 
 def dataset(store: Store, name: TableName) -> ds.Dataset:
-    """A table's newest snapshot for pyarrow, DuckDB or Polars; without rows where there is no table yet.
-    Raises as `Store.find` does, and `UserError` for a table with features that cannot be read here."""
+    """A table's newest snapshot for pyarrow, DuckDB or Polars; without rows where there is no table yet, and
+    with null in optional columns that an earlier release's table lacks.
+
+    Raises as `Store.find` does, and `UserError` for a table with features that cannot be read here.
+    """
     table = store.find(name)
     if table is None:
         return ds.dataset(SCHEMAS[name].empty_table())
     try:
-        return table.to_pyarrow_dataset()
+        found = table.to_pyarrow_dataset()
     except (OSError, DeltaError) as error:
         raise away(table.table_uri, error) from error
+    held = found.schema.names
+    lacking = [column for column in SCHEMAS[name] if column.nullable and column.name not in held]
+    return found.replace_schema(pa.schema([*found.schema, *lacking]))
 
 
 def query(store: Store, sql: str, values: Sequence[Any] = ()) -> pa.Table:
