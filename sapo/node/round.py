@@ -42,8 +42,8 @@ from sapo.peers.keyring import keys_of
 from sapo.peers.pool import Entry
 from sapo.peers.quotas import divide
 from sapo.peers.sampling import Draw
+from sapo.policy.models import Digests
 from sapo.policy.tokenise import Tokens
-from sapo.policy.weights_hash import Digests
 from sapo.provenance.reexecute import learn_of
 from sapo.tasks.questions import QuestionStream
 

@@ -18,6 +18,7 @@ import torch
 from jinja2 import TemplateError
 from safetensors.torch import load_file
 
+from sapo.core.beside import begun
 from sapo.core.config.load import Config
 from sapo.core.config.prompt import Prompt
 from sapo.core.errors import SapoError, UserError
@@ -234,6 +235,20 @@ def tensor_checksums(model: torch.nn.Module) -> tuple[int, ...]:
 def hashed_names(model: torch.nn.Module) -> tuple[str, ...]:
     """Names of the parameters that `weights_sha256` covers, in its order."""
     return tuple(name for name, _ in _hashed(model))
+
+
+class Digests:
+    """`weights_sha256` and `tensor_checksums` of the weights as they are, which stay so until `result`.
+    Hashing needs no interpreter: on a machine with a core to spare the first costs the caller nothing."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._sha256 = begun("digests", lambda: weights_sha256(model))
+
+    def result(self) -> tuple[str, tuple[int, ...]]:
+        """Both; raises what hashing raised."""
+        checksums = tensor_checksums(self._model)
+        return self._sha256.result(), checksums
 
 
 def frozen_sha256(model: torch.nn.Module) -> str:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sapo.policy import models, weights_hash
-from sapo.policy.weights_hash import Digests
+from sapo.policy import models
+from sapo.policy.models import Digests
 from sapo.testing import policies as samples
 
 
@@ -16,6 +16,6 @@ def test_what_hashing_fails_with_is_raised(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(model: object) -> str:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(weights_hash, "weights_sha256", broken)
+    monkeypatch.setattr(models, "weights_sha256", broken)
     with pytest.raises(MemoryError, match="no room"):
         Digests(samples.model()).result()
