@@ -70,21 +70,28 @@ class GroupMaker:
             author=self.kind,
         )
 
-    def select(self, round: int, groups: list[Group]) -> tuple[list[Group], list[int]]:
-        """SelectSubset: the groups (with claimed scores where they were scored) and the places published."""
+    def publish(self, round: int, groups: list[Group]) -> tuple[list[Group], list[SignedGroup], int]:
+        """SelectSubset and transaction 1: sign and journal the groups; those chosen are owed to the bus.
+
+        Returns the groups (with claimed scores where they were scored), the same signed, and how many of
+        those chosen are withheld, as peers would refuse them.
+        """
         scores, config = None, self.own.config
         if config.share.select == "top":
             outcomes = score_groups(self.workers, groups)
             scores = [[outcome.score for outcome in row] for row in outcomes]
             groups = [_claim(group, row) for group, row in zip(groups, scores, strict=True)]
         draw = rng(config.swarm.seed, self.own.incarnation, round, "select")
-        return groups, sampling.select_subset(len(groups), config.share, draw, scores)
+        chosen, signed = sampling.select_subset(len(groups), config.share, draw, scores), self.sign(groups)
+        owed = [signed[n].group_id for n in chosen if self._within_rules(groups[n], signed[n])]
+        self.own.journal.commit_groups(round, signed, owed)
+        return groups, signed, len(chosen) - len(owed)
 
     def sign(self, groups: Sequence[Group]) -> list[SignedGroup]:
         """The groups under the author's key."""
         return [seal(group, self.own.identity) for group in groups]
 
-    def within_rules(self, group: Group, signed: SignedGroup) -> bool:
+    def _within_rules(self, group: Group, signed: SignedGroup) -> bool:
         """Whether peers may take the group: they refuse what is larger than the manifest allows."""
         longest = max(len(completion.text) for completion in group.completions)
         return (

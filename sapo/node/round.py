@@ -204,15 +204,8 @@ class NodeRuntime:
         deliverer (`store.journal.outbox`) sends what is owed to the bus beside the round."""
         now, parts, started = self._now, self.parts, self.parts.clock()
         if not now.signed:
-            now.groups, chosen = parts.maker.select(self.round, now.groups)
-            now.signed = parts.maker.sign(now.groups)
-            owed = [
-                now.signed[i].group_id
-                for i in chosen
-                if parts.maker.within_rules(now.groups[i], now.signed[i])
-            ]
-            now.metrics["share/withheld"] = float(len(chosen) - len(owed))
-            self.journal.commit_groups(self.round, now.signed, owed)
+            now.groups, now.signed, withheld = parts.maker.publish(self.round, now.groups)
+            now.metrics["share/withheld"] = float(withheld)
             for group, signed in zip(now.groups, now.signed, strict=True):
                 parts.intake.pool.seen.add(group, signed.content_sha256)
             now.metrics["time/generate"] += parts.clock() - started

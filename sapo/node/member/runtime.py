@@ -165,11 +165,8 @@ class MemberRuntime:
     def publish(self) -> None:
         """Select, sign and journal the groups; the deliverer sends them beside the next round."""
         if not self._committed():
-            self._groups, chosen = self.maker.select(self.round, self._groups)
-            signed = self.maker.sign(self._groups)
-            owed = [signed[n].group_id for n in chosen if self.maker.within_rules(self._groups[n], signed[n])]
-            self._metrics["share/withheld"] = float(len(chosen) - len(owed))
-            self.journal.commit_groups(self.round, signed, owed)
+            self._groups, _, withheld = self.maker.publish(self.round, self._groups)
+            self._metrics["share/withheld"] = float(withheld)
         self.deliverer.notify()
 
     def finish(self) -> RoundResult:
