@@ -155,13 +155,6 @@ def test_cuts_keep_exactly_the_tokens_they_should(sampling: Sampling, kept: set[
     assert set(token.tolist()) == kept
 
 
-def test_the_models_mode_is_left_as_it_was() -> None:
-    policy = samples.policy()
-    policy.model.train()
-    run(policy, tokens=1)
-    assert policy.model.training
-
-
 def test_completions_that_have_written_the_same_are_computed_once() -> None:
     policy = samples.policy()
     rows: list[int] = []

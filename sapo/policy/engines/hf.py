@@ -56,7 +56,7 @@ class TransformersEngine:
         self._shares = shares_prompts(policy.model)
         if own_copy or policy.lora:
             # As trainable as the original: torch multiplies in another order by what wants no gradient.
-            self._model = copy.deepcopy(policy.model).eval()
+            self._model = copy.deepcopy(policy.model)
         if policy.lora:
             self._model = self._model.unload()
             self.update_weights()
@@ -92,26 +92,21 @@ class TransformersEngine:
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         repeats = completions + greedy
         step = max(1, self.max_rows // repeats)
-        training = self._model.training
-        self._model.eval()
-        try:
-            beginning = self._beginning(prompts)
-            with sampling_attention(self._model) if self._shares else nullcontext():
-                for start in range(0, len(order), step):
-                    chosen = order[start : start + step]
-                    found = self._chunk(
-                        beginning,
-                        [prompts[i] for i in chosen],
-                        repeats,
-                        max_new_tokens,
-                        sampling,
-                        _draws(seed, chosen, completions, max_new_tokens, greedy=greedy),
-                        before=start * repeats,
-                    )
-                    for place, i in enumerate(chosen):
-                        rows[i] = found[place * repeats : (place + 1) * repeats]
-        finally:
-            self._model.train(training)
+        beginning = self._beginning(prompts)
+        with sampling_attention(self._model) if self._shares else nullcontext():
+            for start in range(0, len(order), step):
+                chosen = order[start : start + step]
+                found = self._chunk(
+                    beginning,
+                    [prompts[i] for i in chosen],
+                    repeats,
+                    max_new_tokens,
+                    sampling,
+                    _draws(seed, chosen, completions, max_new_tokens, greedy=greedy),
+                    before=start * repeats,
+                )
+                for place, i in enumerate(chosen):
+                    rows[i] = found[place * repeats : (place + 1) * repeats]
         return rows
 
     def _chunk(
