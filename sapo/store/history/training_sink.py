@@ -3,22 +3,14 @@ of the groups it received, as rows of `receipts`, and what it refused, as rows o
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from sapo.core.types import Batch, BatchGroup, RoundResult, Sample, canonical, sha256
 from sapo.store.history.rollout_rows import RECIPE, fields, quarantine_row
-from sapo.store.history.tables import (
-    QUARANTINE,
-    RECEIPTS,
-    TRAINING,
-    Store,
-    TableName,
-    commit,
-    until_committed,
-)
-from sapo.store.journal.rows import ChainLink, OutboxItem, PoolEvent, RefusalRow
+from sapo.store.history.tables import SCHEMAS, TRAINING, Store, TableName, commit, until_committed
+from sapo.store.journal.rows import ChainLink, OutboxItem, Rounds
 
 log = logging.getLogger(__name__)
 
@@ -26,18 +18,6 @@ BATCH = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "gu
 GROUP = tuple(name for name in BatchGroup.model_fields if name not in ("recipe", "samples"))
 SAMPLE = tuple(Sample.model_fields)
 """Fields that are columns of the same name."""
-
-
-class Rounds(Protocol):
-    """The part of a journal that the sink reads."""
-
-    def batch(self, round: int, /) -> Batch: ...
-    def result(self, round: int, /) -> RoundResult: ...
-    def environment(self, round: int, /) -> Mapping[str, str | int] | None: ...
-    def batch_digest(self, round: int, /) -> str: ...
-    def link(self, round: int, /) -> ChainLink: ...
-    def movements(self, round: int, /) -> Sequence[PoolEvent]: ...
-    def refusals(self, round: int, /) -> Sequence[RefusalRow]: ...
 
 
 Counter = Literal["training", "training-rows", "receipts", "refusals", "cut"]
@@ -68,8 +48,6 @@ class TrainingSink:
         self.place = {"swarm": swarm, "node": node, "incarnation": incarnation}
         self.mark = transaction_id(swarm, node, incarnation)
         self.rows_mark = transaction_id(swarm, node, incarnation, "training-rows")
-        self.receipts_mark = transaction_id(swarm, node, incarnation, "receipts")
-        self.refusals_mark = transaction_id(swarm, node, incarnation, "refusals")
         self.version: int | None = None
         """Of the table `training` as this sink left it last; None before its first commit."""
 
@@ -84,13 +62,13 @@ class TrainingSink:
             for round in rounds
             for movement in journal.movements(round)
         ]
-        self._add("receipts", RECEIPTS, self.receipts_mark, receipts)
+        self._add("receipts", "receipts", receipts)
         refusals = [
             quarantine_row(one, self.place["swarm"]) | {"node": self.place["node"], "round": round}
             for round in rounds
             for one in journal.refusals(round)
         ]
-        self._add("quarantine", QUARANTINE, self.refusals_mark, refusals)
+        self._add("quarantine", "refusals", refusals)
 
     def _attempt(self, rounds: Sequence[int], journal: Rounds) -> bool | None:
         table = self.store.open("training")
@@ -120,8 +98,9 @@ class TrainingSink:
         self.version = table.version()
         return True
 
-    def _add(self, name: TableName, schema: pa.Schema, mark: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows of rounds to a table, unless `mark` shows that these rounds are there."""
+    def _add(self, name: TableName, counter: Counter, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows of rounds to a table, unless its `counter` shows that these rounds are there."""
+        mark = transaction_id(**self.place, counter=counter)
 
         def attempt() -> bool | None:
             table = self.store.open(name)
@@ -129,7 +108,7 @@ class TrainingSink:
             due = [row for row in rows if row["round"] >= written]
             if not due:
                 return True
-            data = pa.Table.from_pylist(due, schema=schema)
+            data = pa.Table.from_pylist(due, schema=SCHEMAS[name])
             return True if commit(table, data, {mark: due[-1]["round"] + 1}) else None
 
         if rows:

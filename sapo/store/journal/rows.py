@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from sapo.core.errors import SapoError
-from sapo.core.types import Batch, Received, SignedGroup, chained, sha256
+from sapo.core.types import Batch, Received, RoundResult, SignedGroup, chained, sha256
 from sapo.store.journal.schema import damaged
 
 SIGNED = "group_id, content_sha256, key, signature, payload"
@@ -140,6 +140,18 @@ class RefusalRow:
     key: str | None = None
     signature: str | None = None
     payload: bytes | None = None
+
+
+class Rounds(Protocol):
+    """The part of a journal that sinks read."""
+
+    def batch(self, round: int, /) -> Batch: ...
+    def result(self, round: int, /) -> RoundResult: ...
+    def environment(self, round: int, /) -> Mapping[str, str | int] | None: ...
+    def batch_digest(self, round: int, /) -> str: ...
+    def link(self, round: int, /) -> ChainLink: ...
+    def movements(self, round: int, /) -> Sequence[PoolEvent]: ...
+    def refusals(self, round: int, /) -> Sequence[RefusalRow]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,17 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.secrets import public
 from sapo.core.errors import Unavailable
 from sapo.core.series import Sieve
-from sapo.core.types import Batch, RoundResult, canonical
+from sapo.core.types import RoundResult, canonical
 from sapo.core.user_cache import default_cache
 from sapo.policy.checkpoint import BrokenCheckpoint
 from sapo.policy.model_source import source
-from sapo.store.journal.rows import ChainLink, JournalError, OutboxItem
+from sapo.store.journal.rows import JournalError, OutboxItem, Rounds
 from sapo.store.tracking import model_registry, sample_table
 from sapo.store.tracking.tracker import (
     BATCHES,
@@ -37,15 +36,6 @@ WHOLE = "eval/"
 """Series that are rare already, and stay whole."""
 
 
-class Results(Protocol):
-    """The part of a journal that the sinks read."""
-
-    def result(self, round: int, /) -> RoundResult: ...
-    def link(self, round: int, /) -> ChainLink: ...
-    def batch(self, round: int, /) -> Batch: ...
-    def batch_digest(self, round: int, /) -> str: ...
-
-
 class TrackSink:
     """Delivers the metrics of finished rounds to MLflow, and of every `samples_every`th sample rollouts.
 
@@ -59,7 +49,7 @@ class TrackSink:
         self.tracker, self.samples_every, self.keep_rounds = tracker, samples_every, keep_rounds
         self._figures = Sieve(tracker.node)
 
-    def deliver(self, items: Sequence[OutboxItem], journal: Results) -> None:
+    def deliver(self, items: Sequence[OutboxItem], journal: Rounds) -> None:
         """Log these rounds. Raises `Unavailable` when MLflow is away."""
         self.tracker.log_rounds([self._thinned(journal.result(item.round)) for item in items])
         every = self.samples_every
@@ -115,7 +105,7 @@ class VersionSink:
         self.about = {tag: value[:LONGEST_TAG] for tag, value in (about or {}).items()}
         self.history_version: Callable[[], int | None] = lambda: None
 
-    def deliver(self, items: Sequence[OutboxItem], journal: Results) -> None:
+    def deliver(self, items: Sequence[OutboxItem], journal: Rounds) -> None:
         """Register each checkpoint once. Raises `Unavailable` when MLflow is away."""
         for item in items:
             checkpoint = Path(item.ref)
@@ -128,7 +118,7 @@ class VersionSink:
             with model_registry.model_directory(checkpoint, self.whole) as directory:
                 self.tracker.register(directory, item.round, tags=tags)
 
-    def _links(self, last: int, journal: Results) -> dict[str, str]:
+    def _links(self, last: int, journal: Rounds) -> dict[str, str]:
         """Tags that name what made a version whose last round is `last`; without those that are not known."""
         try:
             links: dict[str, str | None] = {
