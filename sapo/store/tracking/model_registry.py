@@ -24,6 +24,8 @@ SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 LATEST = "latest"
+MOST_VERSIONS = 100_000
+"""Of one model, in one request: MLflow gives 200,000 at most."""
 REQUIREMENTS = ("torch", "transformers", "tokenizers", "safetensors")
 
 
@@ -65,7 +67,7 @@ def versions_of(uri: str, name: str) -> list[Version]:
         return []
     with reaching(uri):
         client = load_mlflow().MlflowClient(uri, uri)
-        found = _all(client, name)
+        found = client.search_model_versions(f"name = '{name}'", max_results=MOST_VERSIONS)
         held = client.get_registered_model(name).aliases if found else {}
     return sorted(
         (
@@ -93,16 +95,6 @@ def download(version: Version, uri: str, place: Path) -> Path:
             registry_uri=uri,
         )
     return next(place.rglob("*.safetensors")).parent
-
-
-def _all(client: Any, name: str) -> list[Any]:
-    found, token = [], None
-    while True:
-        page = client.search_model_versions(f"name = '{name}'", page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
 
 
 @contextmanager
@@ -214,11 +206,7 @@ def store(client: Any, logged: Any, directory: Path, name: str, tags: Mapping[st
 
 def requirements(packages: Sequence[str]) -> list[str]:
     """These packages, each as it is installed here."""
-    return [f"{package}=={_version(package)}" for package in packages]
-
-
-def _version(package: str) -> str:
-    return importlib.metadata.version(package).split("+")[0]
+    return [f"{one}=={importlib.metadata.version(one).split('+')[0]}" for one in packages]
 
 
 def _local(location: str) -> Path | None:
