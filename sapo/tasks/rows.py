@@ -12,12 +12,10 @@ from typing import Any
 from sapo.core.config.schema import Task
 from sapo.core.own_code import Missing
 from sapo.core.types import canonical
-from sapo.tasks.row_files import Table, cell_texts, read_table
+from sapo.tasks.row_files import Table, cell_texts
 from sapo.tasks.row_scorers import SCORERS
 from sapo.tasks.source import Entry
 from sapo.tasks.worker_process import worker_environment
-
-__all__ = ["COLUMNS", "PINS", "Rows", "as_asked", "columns_of", "read_table"]
 
 PINS = ("sha256", "rows")
 """What a task's `config` says of its file, for every site: digest and number of rows."""
