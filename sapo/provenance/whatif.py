@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -192,7 +192,7 @@ def retrain(
     first: int | None = None,
     last: int | None = None,
     folder: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda label, done, total: None,
 ) -> WhatIf:
     """Train on a node's recorded rounds `first` to `last` again, with `key=value` settings laid over theirs,
     and as if no group of the authors `without` had been taken.
@@ -205,17 +205,16 @@ def retrain(
     """
     changes = Changes(home.load_config().for_node(node), node, sets, without)
     with opened(home, node, first=first, last=last) as replay:
-        settled = changes.settle(_recorded(home, replay))
+        settled = changes.settle(_recorded(replay))
         _own_run(replay).found()  # MLflow away is better known before the work than after it
         course = _repeat(replay, changes, progress)
-        evaluation = _ask(home, replay, settled.config, progress)
+        evaluation = _ask(replay, settled.config, progress)
         course.result(replay.last + 1, _series(evaluation, settled.config))
         digest = models.weights_sha256(replay.policy.model)
         with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as scratch:
             models.save(replay.policy, Path(scratch))
-            own, start = _evaluated(home, replay, settled.config, progress)
-            whole = partial(models.export, config=settled.config, cache=default_cache())
-            tracker, run_id, model = _log(replay, settled, course, digest, Path(scratch), whole, folder)
+            own, start = _evaluated(replay, settled.config, progress)
+            tracker, run_id, model = _log(replay, settled, course, digest, Path(scratch), folder)
         notes = [*replay.notes, *_still_there(replay, settled, course)]
     return WhatIf(
         node=node,
@@ -253,18 +252,12 @@ def _own_run(replay: Replay) -> Tracker:
 
 
 def _log(
-    replay: Replay,
-    settled: Settled,
-    course: _Course,
-    weights_sha256: str,
-    model: Path,
-    whole: Callable[[Path, Path], object],
-    folder: Path | None,
+    replay: Replay, settled: Settled, course: _Course, weights_sha256: str, model: Path, folder: Path | None
 ) -> tuple[Tracker, str, str]:
     """Make the what-if's run, below the node's own if there is one; returns its id and its model's address.
 
-    Its tags are none that a node's own run is found by. `model` is what `models.save` wrote, `whole` as
-    `model_registry.model_directory` wants it. The model is put in `folder`, too.
+    Its tags are none that a node's own run is found by. `model` is what `models.save` wrote; it is put in
+    `folder`, too.
     """
     own = _own_run(replay)  # looked for again: a server may have ended with its swarm
     above = own.found()
@@ -288,6 +281,7 @@ def _log(
     )
     run_id = tracker.start()
     tracker.log_rounds(course.results)
+    whole = partial(models.export, config=settled.config, cache=default_cache())
     filled: AbstractContextManager[Path | None] = nullcontext() if folder is None else whole_folder(folder)
     with model_registry.model_directory(model, whole) as directory, filled as target:
         if target is not None:
@@ -301,7 +295,7 @@ def _log(
     return tracker, run_id, address
 
 
-def _recorded(home: Home, replay: Replay) -> list[Recorded]:
+def _recorded(replay: Replay) -> list[Recorded]:
     """The settings that the rounds were recorded under, and who taught the node then, in order."""
     sql = (
         "SELECT learn, guard, source, producer, producer_key, min(round) AS first FROM training "
@@ -309,7 +303,7 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
     )
     values = [replay.node, replay.incarnation, replay.first, replay.last]
     found: dict[tuple[str, str], dict[tuple[str, str], int]] = {}
-    for row in query(open_store(home.load_config(), home), sql, values).to_pylist():
+    for row in query(open_store(replay.home.load_config(), replay.home), sql, values).to_pylist():
         for name, section in SECTIONS.items():
             settings(section, row[name], replay.node, row["first"])
         authors = found.setdefault((row["learn"], row["guard"]), {})
@@ -318,17 +312,16 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
     return [Recorded(learn, guard, authors) for (learn, guard), authors in found.items()]
 
 
-def _repeat(replay: Replay, changes: Changes, progress: Progress | None) -> _Course:
+def _repeat(replay: Replay, changes: Changes, progress: Progress) -> _Course:
     course, started = _Course(), time.monotonic()
     partners = KeptFiles(replay.home.gossip(replay.node))
     replay.learner.named |= changes.named
     changed = Repeater(replay.policy, replay.learner, partners=partners)
-    tell = progress or (lambda label, done, total: None)
     for recorded in replay.rounds():
         round, batch = recorded.round, recorded.batch
         if round < replay.first:
             replay.repeater.repeat(batch, recorded, recorded.environment)
-            tell("rounds before", round - replay.start.round + 1, replay.first - replay.start.round)
+            progress("rounds before", round - replay.start.round + 1, replay.first - replay.start.round)
             continue
         before = time.monotonic()
         learned = changes.batch(batch)
@@ -337,15 +330,15 @@ def _repeat(replay: Replay, changes: Changes, progress: Progress | None) -> _Cou
         course.groups += len(batch.groups) - len(learned.groups)
         took = {"time/update": time.monotonic() - before}
         course.result(round, step.metrics | reward_metrics(batch.groups) | source_metrics(batch) | took)
-        tell("rounds", round - replay.first + 1, replay.last - replay.first + 1)
+        progress("rounds", round - replay.first + 1, replay.last - replay.first + 1)
     course.seconds = time.monotonic() - started
     return course
 
 
-def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) -> Evaluation:
-    swarm = home.load_config()
+def _ask(replay: Replay, config: Config, progress: Progress) -> Evaluation:
+    swarm = replay.home.load_config()
     with open_workers(swarm) as workers:
-        questions = held_out_set(swarm, home, workers)
+        questions = held_out_set(swarm, replay.home, workers)
         return ask(config, replay.policy, workers, questions, "held-out questions", progress)
 
 
@@ -356,12 +349,11 @@ def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
     return series
 
 
-def _evaluated(
-    home: Home, replay: Replay, config: Config, progress: Progress | None
-) -> tuple[NodeExam | None, Score | None]:
+def _evaluated(replay: Replay, config: Config, progress: Progress) -> tuple[NodeExam | None, Score | None]:
     """Figures of the node and of its start from the swarm's evaluation. Where that knows the node only after
     other rounds, its newest checkpoint is asked, and takes the policy."""
-    found, count = home.load_evaluation(), replay.last + 1
+    home, count = replay.home, replay.last + 1
+    found = home.load_evaluation()
     own = None if found is None else found.nodes.get(replay.node)
     start = None if found is None else found.start(replay.node, config.model)
     if own is None or own.round != count:
@@ -369,7 +361,7 @@ def _evaluated(
         kept = checkpoint.load_latest(checkpoints, incarnation=replay.incarnation, at_most=count)
         if kept is not None and (own is None or own.round is None or not kept.round <= own.round <= count):
             models.load_weights(replay.policy, kept.path)
-            asked = _ask(home, replay, replay.config, progress).summary()
+            asked = _ask(replay, replay.config, progress).summary()
             own = NodeExam(**dict(asked), round=kept.round)
     return own, start
 
