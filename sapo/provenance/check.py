@@ -13,7 +13,6 @@ from sapo.core.determinism import changed, differences
 from sapo.core.errors import SapoError
 from sapo.learn.update import StepResult
 from sapo.policy import checkpoint, models
-from sapo.policy.checkpoint import BrokenCheckpoint
 from sapo.provenance.reexecute import Mismatch
 from sapo.provenance.replay import Replay
 from sapo.store.history.rounds import RecordedRound
@@ -234,19 +233,14 @@ class _Check:
         if found is not None and found.weights_sha256:
             return found.weights_sha256, "history"
         after = replay.start.round if found is None else found.round + 1
-        for path in reversed(checkpoint.paths(replay.home.checkpoints(replay.node))):
-            if not after <= checkpoint.round_of(path) <= replay.last + 1:
-                continue
-            try:
-                kept = checkpoint.verify(path)
-            except BrokenCheckpoint:
-                continue
-            if kept.incarnation != replay.incarnation:
-                continue
-            if kept.weights_sha256 != final:
-                raise Differs(replay.node, replay.last, f"the weights after it are not those of {path.name}")
-            return kept.weights_sha256, path.name
-        return None, None
+        folder, own = replay.home.checkpoints(replay.node), replay.incarnation
+        kept = checkpoint.load_latest(folder, incarnation=own, at_most=replay.last + 1)
+        if kept is None or kept.round < after:
+            return None, None
+        name = kept.path.name
+        if kept.weights_sha256 != final:
+            raise Differs(replay.node, replay.last, f"the weights after it are not those of {name}")
+        return kept.weights_sha256, name
 
     def _run_seconds(self) -> float | None:
         """What the repeated rounds took when they were run; from their ends where they do not say it."""
