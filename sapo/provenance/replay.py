@@ -108,9 +108,7 @@ def _recording(home: Home, node: str, swarm: Config) -> Recording:
         with Journal.read_only(home.journal(node)) as journal:
             return Recording(table, swarm.swarm.name, node, journal.incarnation)
     known = incarnations(store, node)
-    if not known:
-        raise UserError("NODE", node, "the history holds no round of it", "let it run, and deliver a round")
-    return Recording(table, swarm.swarm.name, node, known[-1])
+    return Recording(table, swarm.swarm.name, node, known[-1] if known else "")
 
 
 def _last(node: str, count: int, first: int | None, last: int | None) -> int:
