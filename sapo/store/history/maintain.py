@@ -80,7 +80,7 @@ def maintain_table(
     config: Config, store: Store, name: TableName, decided: Sequence[Cut], *, dry_run: bool = False
 ) -> TableReport | None:
     """Maintain one table; None where there is none yet. Raises as `maintain`."""
-    table = _find(store, name)
+    table = store.known(name)
     if table is None:
         return None
     keeper = _Keeper(store, name, dry_run)
@@ -89,7 +89,7 @@ def maintain_table(
     rows_cut = keeper.cut_published(config, decided) if name == "rollouts" else keeper.cut_rounds(config, cut)
     merged = keeper.merge()
     removed = keeper.clean(math.ceil(config.history.vacuum_hours))
-    table = _find(store, name) or table
+    table = store.known(name) or table
     return TableReport(
         name,
         files,
@@ -100,14 +100,6 @@ def maintain_table(
         removed=removed,
         cuts={one.node: one.round for one in cut},
     )
-
-
-def _find(store: Store, name: TableName) -> DeltaTable | None:
-    """A table's newest snapshot, None where there never was one. Raises `Unavailable` where it is missing."""
-    table, uri = store.find(name), store.table_uri(name)
-    if table is None and store.made is not None and store.made.has(name, uri):
-        raise Unavailable(f"history: {store.made.missing(name, uri)}")
-    return table
 
 
 class _Keeper:
@@ -143,7 +135,7 @@ class _Keeper:
         return self._committed(partial(self._cut_older, decided=decided, age=age))
 
     def _cut_older(self, table: DeltaTable, mark: Transaction, *, decided: Sequence[Cut], age: float) -> int:
-        training = _find(self._store, "training")
+        training = self._store.known("training")
         if training is None:
             return 0
         learned, kept = training.to_pyarrow_dataset(), _kept(decided)
@@ -235,7 +227,7 @@ class _Keeper:
         uri = self._store.table_uri(self._name)
 
         def attempt() -> tuple[T] | None:
-            table = _find(self._store, self._name)
+            table = self._store.known(self._name)
             if table is None:
                 raise Unavailable(f"history: {uri} vanished while it was maintained")
             version, count = table.version(), (table.transaction_version(MARK) or 0) + 1

@@ -191,6 +191,13 @@ class Store:
             )
         return table
 
+    def known(self, name: TableName) -> DeltaTable | None:
+        """As `find`; `Unavailable` is raised also where there was a table before."""
+        table, uri = self.find(name), self.table_uri(name)
+        if table is None and self.made is not None and self.made.has(name, uri):
+            raise Unavailable(f"history: {self.made.missing(name, uri)}")
+        return table
+
     def open(self, name: TableName) -> DeltaTable:
         """The table at its newest version, ready to be written; writers may race for it. Raises as `find`.
 
@@ -199,9 +206,7 @@ class Store:
         """
         uri = self.table_uri(name)
         try:
-            table = self.find(name)
-            if table is None and self.made is not None and self.made.has(name, uri):
-                raise Unavailable(f"history: {self.made.missing(name, uri)}")
+            table = self.known(name)
         except Unavailable:
             local = self.local_path()
             if local is not None and self.made is not None and self.made.has(name, uri):
