@@ -92,14 +92,12 @@ class Sources:
         if dataset in self._broken:
             raise UserError("dataset", dataset, self._broken[dataset], "mend the package")
         if (dataset, config) not in self._made:
-            self._made[dataset, config] = self._construct(dataset, json.loads(config))
+            params = json.loads(config)
+            try:
+                self._made[dataset, config] = self._classes[dataset](**params)
+            except (ValueError, TypeError) as error:
+                raise UserError("config", params, str(error), "correct it, or leave it out") from error
         return self._made[dataset, config]
-
-    def _construct(self, dataset: str, params: dict[str, Any]) -> TaskSource:
-        try:
-            return self._classes[dataset](**params)
-        except (ValueError, TypeError) as error:
-            raise UserError("config", params, str(error), "correct it, or leave it out") from error
 
     def _own(self, dataset: str, config: str, seed: int, index: int) -> Made:
         if index:
