@@ -139,7 +139,10 @@ class NodeRuntime:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        unseen = self._end()
+        try:
+            unseen = self._ahead.end()
+        finally:
+            self.parts.close()
         if unseen is not None and error is None:
             raise unseen
         if unseen is not None:
@@ -566,12 +569,4 @@ class NodeRuntime:
 
         Raises the error of sampling ahead if it was not raised before.
         """
-        unseen = self._end()
-        if unseen is not None:
-            raise unseen
-
-    def _end(self) -> BaseException | None:
-        try:
-            return self._ahead.end()
-        finally:
-            self.parts.close()
+        self.__exit__(None, None, None)
