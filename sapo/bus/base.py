@@ -116,7 +116,7 @@ class Reading:
         if self._limits.tail is not None:
             start = max(start, end - self._limits.tail)
         self._positions[partition] = start
-        self._skip_to(partition, first)
+        self.skip_to(partition, first)
         return self._positions[partition]
 
     def add(self, partition: str, found: Found) -> bool:
@@ -133,7 +133,7 @@ class Reading:
         full = full or (over and self._passed_bytes + size > PASSED * self._limits.max_bytes)
         if full or self._counted >= self._limits.max_groups:
             return False
-        self._skip_to(partition, found.offset)
+        self.skip_to(partition, found.offset)
         self._positions[partition] = found.end
         if over:
             self._passed, self._passed_bytes = self._passed + 1, self._passed_bytes + size
@@ -173,11 +173,8 @@ class Reading:
         """Where reading of a partition stands."""
         return self._positions[partition]
 
-    def finish(self, partition: str, end: int) -> None:
-        """Everything up to `end` was read; whatever was not there is a gap."""
-        self._skip_to(partition, end)
-
-    def _skip_to(self, partition: str, offset: int) -> None:
+    def skip_to(self, partition: str, offset: int) -> None:
+        """Everything before `offset` was read; whatever was not there is a gap."""
         position = self._positions[partition]
         if offset > position:
             self._gaps.append(Gap(partition, position, offset))

@@ -111,7 +111,7 @@ class SqliteBus:
                     if not reading.add(partition, found):
                         break
                 else:
-                    reading.finish(partition, end)
+                    reading.skip_to(partition, end)
         return reading.poll()
 
     def end_positions(self) -> Positions:
