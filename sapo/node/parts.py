@@ -186,16 +186,8 @@ def open_parts(
         tokenizer=policy.fingerprint,
         fits=lambda question: policy.fits(policy.encode_prompt(question.text)),
     )
-    prober = Prober(
-        config=node_config,
-        questions=probe,
-        path=home.probes(name),
-        incarnation=journal.incarnation,
-        policy=policy,
-        engine=engine,
-        workers=workers,
-        clock=clock,
-    )
+    rollouts = RolloutMaker(maker, policy, engine)
+    prober = Prober(rollouts, probe, home.probes(name))
     return NodeParts(
         config=node_config,
         name=name,
@@ -205,7 +197,7 @@ def open_parts(
         workers=workers,
         policy=policy,
         maker=maker,
-        rollouts=RolloutMaker(maker, policy, engine),
+        rollouts=rollouts,
         prober=prober,
         intake=intake,
         verifier=PeerVerifier(node_config, policy, workers, intake.quotas, intake.refusals),

@@ -1,32 +1,28 @@
 """Probes: a few held-out questions that a node asks its policy every so many rounds."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sapo.core.config.load import Config
 from sapo.core.figures import PROBE
 from sapo.core.types import Question
 from sapo.node import probes
-from sapo.policy.engines.base import Engine
+from sapo.node.rollout import RolloutMaker
 from sapo.policy.evaluate import Evaluation, answer
-from sapo.policy.models import LoadedPolicy
-from sapo.tasks.workers import TaskWorkers
 
 
 @dataclass
 class Prober:
     """Asks a node's policy the probe's questions when it is due, and keeps the answers."""
 
-    config: Config
+    rollouts: RolloutMaker
     questions: Sequence[Question]
     path: Path
-    incarnation: str
-    policy: LoadedPolicy
-    engine: Engine
-    workers: TaskWorkers
-    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        own = self.rollouts.maker.own
+        self.config, self.incarnation = own.config, own.incarnation
 
     def due(self, round: int) -> bool:
         """Whether a probe belongs before this round."""
@@ -57,16 +53,17 @@ class Prober:
         config = self.config
         if not self.due(round):
             return {}
-        started = self.clock()
-        self.engine.update_weights()
+        maker, engine = self.rollouts.maker, self.rollouts.engine
+        started = maker.clock()
+        engine.update_weights()
         found = answer(
-            self.policy,
-            self.engine,
-            self.workers,
+            self.rollouts.policy,
+            engine,
+            maker.workers,
             self.questions,
             max_new_tokens=config.generate.max_new_tokens,
             seed=config.swarm.seed,
         )
         evaluation = Evaluation.of(self.questions, found)
         probes.append(self.path, self.incarnation, round, evaluation, self.questions)
-        return evaluation.summary().series(PROBE) | {"time/probe": self.clock() - started}
+        return evaluation.summary().series(PROBE) | {"time/probe": maker.clock() - started}
