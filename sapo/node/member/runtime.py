@@ -54,21 +54,20 @@ class MemberRuntime:
         backend: Backend,
         book: AnswerBook,
         deliverer: Deliverer,
-        *,
-        clock: Callable[[], float],
         stop: threading.Event,
     ) -> None:
         self.config, self.name, self.journal, self.home = author.config, author.name, author.journal, home
         self.maker, self.backend, self.book, self.deliverer = maker, backend, book, deliverer
         self.round = self.journal.finished_rounds()
-        self._clock, self._stop, self._stack = clock, stop, contextlib.ExitStack()
+        self._clock, self._stop, self._stack = maker.clock, stop, contextlib.ExitStack()
         self._outage = Outage("what answers is", log, consequence="asking again", who=author.name)
         self.beside: Callable[[], Mapping[str, float]] = dict
         """More series for every round, of what goes on around the member."""
-        self._groups: list[Group] = []
+        # of a round that was cut short after its groups were journalled
+        signed = self.journal.groups(self.round) if self._committed() else []
+        self._groups = [Group.model_validate_json(one.payload) for one in signed]
         self._metrics: dict[str, float] = {}
         self._figures = Sieve(self.name)
-        self._load_round()
 
     @classmethod
     def open(
@@ -120,8 +119,7 @@ class MemberRuntime:
                 backend,
                 book,
                 deliverer,
-                clock=clock,
-                stop=stop or threading.Event(),
+                stop or threading.Event(),
             )
             runtime._stack = stack.pop_all()
         return runtime
@@ -275,9 +273,3 @@ class MemberRuntime:
     def _committed(self) -> bool:
         stage = self.journal.stage()
         return stage is not None and stage[0] == self.round
-
-    def _load_round(self) -> None:
-        """Take up a round that was cut short after its groups were journalled."""
-        if self._committed():
-            signed = self.journal.groups(self.round)
-            self._groups = [Group.model_validate_json(one.payload) for one in signed]
