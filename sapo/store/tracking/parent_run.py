@@ -119,12 +119,7 @@ def _search(client: Any, experiment: str, tags: dict[str, str], *, running: bool
 def _nodes(client: Any, experiment: str, parent: str) -> list[Any]:
     """Runs of nodes below the swarm's, in the order of their names and times."""
     found = _search(client, experiment, {KIND: ONE, PARENT: parent})
-    return sorted(found, key=lambda one: (_natural(one.data.tags[NODE]), one.info.start_time))
-
-
-def _natural(name: str) -> tuple[str, int]:
-    digits = len(name) - len(name.rstrip("0123456789"))
-    return (name[: len(name) - digits], int(name[len(name) - digits :] or 0))
+    return sorted(found, key=lambda one: (len(one.data.tags[NODE]), one.data.tags[NODE], one.info.start_time))
 
 
 def _of_swarm(experiment: str, swarm: str, nodes: Sequence[Any]) -> str:
