@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, program, typed
+from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, typed
 from sapo.core.errors import UserError
 from sapo.core.unicode import say
 
@@ -203,7 +203,7 @@ def report(home: HomeOption = None, as_json: JsonOption = False) -> None:
     else:
         from sapo.cli.report.run_tables import print_summary
 
-        print_summary(figures, found, program())
+        print_summary(figures, found)
 
 
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:

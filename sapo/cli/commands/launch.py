@@ -309,7 +309,7 @@ def run(config: Config, home: Home) -> int:
         prepare(config, home, view, config.nodes)
         final = run_swarm(config, home, on_status=Watcher(view, config.swarm.name))
     if any(node.rounds for node in final.nodes):
-        print_summary(write_report(home), home, program(), console)
+        print_summary(write_report(home), home, console)
     if final.phase == "finished":
         return DONE
     for line in left_undone(final):
