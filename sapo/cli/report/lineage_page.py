@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sapo.cli.report.html import Table, figure, percent, render
+from sapo.cli.report.html import Figure, Table, percent, render
 from sapo.cli.report.svg_charts import PALETTE, colour, stacked_bars
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
@@ -41,7 +41,7 @@ def _page(document: Document) -> str:
     if "when" in document:
         labels = _labels(document)
         note = "How much each peer taught when. Ticks at the top: grey where a round made no step, red where "
-        picture = figure(_strip(document, labels), note + "its step was rolled back.")
+        picture = Figure(_strip(document, labels), note + "its step was rolled back.")
     return render(
         "lineage.html",
         title=headline(document),

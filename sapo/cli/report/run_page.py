@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from sapo.cli.report.example_groups import ExampleGroup, read_example_groups
-from sapo.cli.report.html import Figure, Table, figure, percent, render
+from sapo.cli.report.html import Figure, Table, percent, render
 from sapo.cli.report.live_view import duration
 from sapo.cli.report.run_tables import HELD_OUT, ROUNDS, table
 from sapo.cli.report.svg_charts import Bar, Point, Span, colour, line_chart, rolling_mean
@@ -206,7 +206,7 @@ def _chart(run: Run, series: str, title: str, note: str) -> Figure:
     window = max(1, max((len(line) for line in lines.values()), default=0) // 20)
     bands = {node: spread([*lines.values()], window) for node in [*lines][:1] if len(lines) > 2}
     svg = line_chart(title, lines, x_label="round", y_label=series, window=window, bands=bands)
-    return figure(svg, note)
+    return Figure(svg, note)
 
 
 def spread(lines: Sequence[Sequence[Point]], window: int) -> list[Span]:
@@ -240,7 +240,7 @@ def exam_chart(run: Run, name: str) -> Figure:
         "interval. The hollow square is the full evaluation, which asks more questions."
     )
     svg = line_chart(title, lines, x_label="round", y_label="share passed", marks=True, bars=bars)
-    return figure(svg, note)
+    return Figure(svg, note)
 
 
 def judge_chart(run: Run, judged: Mapping[str, list[Point]]) -> Figure:
@@ -255,7 +255,7 @@ def judge_chart(run: Run, judged: Mapping[str, list[Point]]) -> Figure:
         "One held-out question, the same for all nodes, whenever the judge comes round and a node has a new "
         "checkpoint: the sum of the scores of its one answer each. Over the rounds a node was judged in."
     )
-    return figure(svg, note)
+    return Figure(svg, note)
 
 
 def before_and_after(run: Run) -> Iterator[tuple[str, str, Table]]:
