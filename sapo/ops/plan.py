@@ -13,7 +13,8 @@ from sapo.core.exam_size import answers_to_each, exam_size, sized
 from sapo.core.machine import usable
 from sapo.core.types import canonical
 from sapo.ops.needs import BESIDE, PROCESS, least_memory, run_disk
-from sapo.ops.plan_probe import Probed, ProbeFailed, Progress, probe
+from sapo.ops.plan_answers import Progress
+from sapo.ops.plan_probe import Probed, ProbeFailed, probe
 
 if TYPE_CHECKING:
     from sapo.policy.model_shape import ModelShape
@@ -42,6 +43,11 @@ class NodePlan:
     """Of the whole run."""
 
     @property
+    def who(self) -> str:
+        """The names, shortened."""
+        return self.names[0] if len(self.names) == 1 else f"{self.names[0]} to {self.names[-1]}"
+
+    @property
     def rounds_s(self) -> float | None:
         """Seconds of all its rounds."""
         return None if self.round_s is None else self.round_s * self.config.swarm.rounds
@@ -67,9 +73,8 @@ class NodePlan:
         answers = () if self.probed is None else self.probed.answers
         if self.in_vain:
             answers = answers[-1:]
-        who = self.names[0] if len(self.names) == 1 else f"{self.names[0]} to {self.names[-1]}"
         return [
-            f"{who} would learn nothing{'' if one is answers[-1] else f' of {one.task}'}: {one.alarm}"
+            f"{self.who} would learn nothing{'' if one is answers[-1] else f' of {one.task}'}: {one.alarm}"
             for one in answers
             if one.alarm
         ]
@@ -107,6 +112,9 @@ class Need:
     need: int
     have: int
 
+    def __str__(self) -> str:
+        return f"{self.what}: {in_units(self.need)} are needed, there are {in_units(self.have)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -137,11 +145,7 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """A line for each thing that there is too little of, and for what would teach nothing."""
-        short = [
-            f"{one.what}: {in_units(one.need)} are needed, there are {in_units(one.have)}"
-            for one in self.needs
-            if one.need > one.have
-        ]
+        short = [str(one) for one in self.needs if one.need > one.have]
         return (*short, *(line for node in self.nodes for line in node.alarms))
 
     def as_dict(self) -> dict[str, Any]:
@@ -173,11 +177,8 @@ def refuse_too_many(config: Config, home: Home, cache: Path) -> tuple[str, ...]:
     plan = make_plan(config, home, cache, questions=0, progress=lambda label, done, total: None)
     short = [one for one in plan.needs if one.need > UNSURE * one.have]
     if short:
-        problem = (
-            f"{short[0].what}: {in_units(short[0].need)} are needed, there are {in_units(short[0].have)}"
-        )
         remedy = "name fewer with --nodes, or a smaller model; `sapo try` measures what one takes"
-        raise UserError("swarm.nodes", config.swarm.nodes, problem, remedy)
+        raise UserError("swarm.nodes", config.swarm.nodes, str(short[0]), remedy)
     return plan.warnings
 
 
@@ -234,10 +235,8 @@ def _of_alike(
 
 def _refuse_too_large(memory: tuple[int, int], device: str) -> None:
     """Raise `ProbeFailed` where one node alone would not fit: a probe of it could take the machine down."""
-    at_peak = {RAM: memory[0]}
-    place = RAM if device == "cpu" else device
-    at_peak[place] = at_peak.get(place, 0) + memory[1]
-    if any(size > memory_of(where) for where, size in at_peak.items()):
+    at_peak = {RAM: sum(memory)} if device == "cpu" else {RAM: memory[0], device: memory[1]}
+    if any(size > memory_of(place) for place, size in at_peak.items()):
         raise ProbeFailed("one node alone does not fit, so it was not tried")
 
 
@@ -273,7 +272,7 @@ def _needs(nodes: Sequence[NodePlan], home: Home) -> list[Need]:
     needs = [Need(place, size, memory_of(place)) for place, size in takes.items()]
     disks = [node.disk * len(node.names) for node in nodes if node.disk is not None]
     if len(disks) == len(nodes):
-        needs.append(Need("disk", sum(disks), free_disk(home.root)))
+        needs.append(Need("disk", sum(disks), shutil.disk_usage(existing(home.root)).free))
     return needs
 
 
@@ -284,11 +283,6 @@ def memory_of(place: str) -> int:
 
         return int(torch.cuda.get_device_properties(place).total_memory)
     return usable().memory
-
-
-def free_disk(folder: Path) -> int:
-    """Bytes free where a folder lies, or will."""
-    return shutil.disk_usage(existing(folder)).free
 
 
 def in_units(size: float) -> str:

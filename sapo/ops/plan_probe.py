@@ -10,7 +10,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,9 +26,9 @@ from sapo.core.determinism import thread_settings
 from sapo.core.errors import SapoError
 from sapo.core.unicode import say
 from sapo.ops.plan_answers import (
-    QUESTIONS,
     Answering,
     Example,
+    Progress,
     Stopwatch,
     TaskAnswers,
     ask_tasks,
@@ -56,7 +55,6 @@ ROWS = 64
 """Positions that are computed at once, as when answers are sampled side by side."""
 MATRICES, REPEATS = 24, 3
 """Of a model's layers, that are tried in bfloat16, and how often."""
-Progress = Callable[[str, int, int], None]
 
 
 class ProbeFailed(SapoError):
@@ -113,7 +111,7 @@ def as_probed(config: Config) -> Config:
     return parse(values | {"node": {}})
 
 
-def probe(config: Config, cache: Path, progress: Progress, questions: int = QUESTIONS) -> Probed:
+def probe(config: Config, cache: Path, progress: Progress, questions: int) -> Probed:
     """Try a node's config, as `as_probed` changes it, with so many questions of each task.
 
     Raises `ProbeFailed`.
