@@ -103,12 +103,10 @@ class Running:
         for service in self._waiting:
             kept_one = self._kept.get(service.name)
             if kept_one is not None and (code := kept_one.child.poll()) is not None:
-                raise _did_not_start(service, f"ended with code {code} at its start", kept_one.child.log)
+                raise _did_not_start(service, f"ended with code {code} at its start")
         self._waiting = [service for service in self._waiting if not answers(service, timeout=0.5)]
         if self._waiting and time.monotonic() > self._deadline:
-            service = self._waiting[0]
-            late = f"did not answer within {START_LIMIT_S:.0f} s"
-            raise _did_not_start(service, late, Path(service.log or ""))
+            raise _did_not_start(self._waiting[0], f"did not answer within {START_LIMIT_S:.0f} s")
         self._up = not self._waiting
         if self._up:
             self._write()
@@ -129,7 +127,7 @@ class Running:
                 return
             kept.backoff.started()
             kept.due_at = None
-            restarts = self._service(name).restarts + 1
+            restarts = getattr(self.services, name).restarts + 1
             self._note(name, f"is started again, restart {restarts}", pid=kept.child.pid, restarts=restarts)
         else:
             kept.turn_away()
@@ -143,11 +141,8 @@ class Running:
         kept.due_at = time.monotonic() + wait
         self._note(name, f"{what}; it is started again in {wait:g} s", away=what)
 
-    def _service(self, name: str) -> Service:
-        return self.services.mlflow if name == "mlflow" else self.services.prefect
-
     def _note(self, name: str, text: str, *, away: str = "", **changes: int) -> None:
-        service = replace(self._service(name), away=away, **changes)  # type: ignore[arg-type]
+        service: Service = replace(getattr(self.services, name), away=away, **changes)
         self.services = replace(self.services, **{name: service})
         if service.log is not None:
             with Path(service.log).open("a", encoding="utf-8") as log:
@@ -292,8 +287,9 @@ def _start(
     return replace(service, pid=child.pid, log=str(log))
 
 
-def _did_not_start(service: Service, what: str, log: Path) -> ServiceFailed:
-    return ServiceFailed(f"the {service.name} server {what}; the end of {log}:\n{tail(log)}")
+def _did_not_start(service: Service, what: str) -> ServiceFailed:
+    end = "" if service.log is None else f"; the end of {service.log}:\n{tail(Path(service.log))}"
+    return ServiceFailed(f"the {service.name} server {what}{end}")
 
 
 def _named(service: Service, field: str) -> Service:
