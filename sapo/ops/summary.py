@@ -184,11 +184,6 @@ def tracked(home: Home, uri: str | None, swarm: str) -> Iterator[tuple[str, str,
                         yield run.data.tags[NODE], name, metric.step, metric.value
 
 
-def rounds_done(curves: Mapping[str, Sequence[Point]]) -> int:
-    """How many rounds a node has finished: they count from 0 without a gap."""
-    return int(max(_rounds({name: dict(points) for name, points in curves.items()}), default=-1)) + 1
-
-
 def summarise(run: Run) -> RunFigures:
     """The figures of a run; what was not measured is None."""
     evaluation = run.evaluation or Sweep(nodes={})
@@ -224,7 +219,9 @@ def _of_node(run: Run, node: str, evaluation: Sweep) -> NodeFigures:
 
     external = [value for _, value in run.curve(node, "share/external")]
     before, after = (dict(one.per_task) if one else {} for one in (start, end))
-    rounds, done = _by_round(run.curves[node]), rounds_done(run.curves[node])
+    rounds, curves = _by_round(run.curves[node]), run.curves[node].items()
+    # they count from 0 without a gap
+    done = int(max(_rounds({name: dict(points) for name, points in curves}), default=-1)) + 1
     return NodeFigures(
         model=config.model,
         rounds=done,
