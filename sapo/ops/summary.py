@@ -11,7 +11,6 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sapo.core import silence
 from sapo.core.atomic_file import write_atomically
@@ -24,13 +23,13 @@ from sapo.node import probes, taken_up
 from sapo.node.probes import Probe
 from sapo.ops import peaks
 from sapo.ops.peaks import Exam
+from sapo.store.history import totals
+from sapo.store.history.tables import Store
+from sapo.store.history.totals import Course
+from sapo.store.journal.journal import Journal
 from sapo.store.tracking.model_registry import load_mlflow, reaching
 from sapo.store.tracking.names import decoded, series_name
 from sapo.store.tracking.tracker import NODE
-
-if TYPE_CHECKING:
-    from sapo.store.history.tables import Store
-    from sapo.store.history.totals import Course
 
 TENTH = 10
 """First and last are means over the first and last tenth of a node's rounds: one round is mostly noise."""
@@ -54,7 +53,7 @@ class Run:
     evaluation: Sweep | None = None
     exams: dict[str, list[Exam]] = field(default_factory=dict)
     probes: dict[str, list[Probe]] = field(default_factory=dict)
-    course: "Course | None" = None
+    course: Course | None = None
     no_tokens: Mapping[str, frozenset[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -69,10 +68,6 @@ def read_run(home: Home) -> Run:
     A journal is pruned once its rounds are delivered, so older rounds come from MLflow, or from the history
     if MLflow lacks them. What none of them has is noted.
     """
-    from sapo.store.history import totals
-    from sapo.store.history.tables import Store
-    from sapo.store.journal.journal import Journal
-
     config, evaluation = home.load_config(), home.load_evaluation()
     found: dict[str, Metrics] = {node: {} for node in home.node_names()}
     notes: list[str] = []
@@ -128,14 +123,12 @@ def read_run(home: Home) -> Run:
 
 
 def _complete(
-    store: "Store | None", config: Config, node: str, incarnation: str, metrics: Metrics, done: int
+    store: Store | None, config: Config, node: str, incarnation: str, metrics: Metrics, done: int
 ) -> tuple[frozenset[str], list[str]]:
     """Add to a node's metrics what only the history knows of its `done` rounds.
 
     Returns the token series that stay incomplete, and a note about what is missing.
     """
-    from sapo.store.history import totals
-
     known = _rounds(metrics)
     lost = done - len(known)
     if lost <= 0:
