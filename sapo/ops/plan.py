@@ -4,7 +4,9 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from sapo.core.config.home import Home, existing
 from sapo.core.config.load import Config
@@ -15,9 +17,10 @@ from sapo.core.types import canonical
 from sapo.ops.needs import BESIDE, PROCESS, least_memory, run_disk
 from sapo.ops.plan_answers import Progress
 from sapo.ops.plan_probe import Probed, ProbeFailed, probe
-
-if TYPE_CHECKING:
-    from sapo.policy.model_shape import ModelShape
+from sapo.policy import initial
+from sapo.policy.device import resolve_device
+from sapo.policy.model_shape import ModelShape, shape_of
+from sapo.tasks.workers import open_workers
 
 RAM = "memory"
 LARGE, FASTER = 50_000_000, 1.3
@@ -33,7 +36,7 @@ class NodePlan:
     names: tuple[str, ...]
     config: Config
     device: str
-    shape: "ModelShape | None" = None
+    shape: ModelShape | None = None
     memory: tuple[int, int] | None = None
     """Of the machine's, and of the device's: as tried, and no less than `least_memory`."""
     probed: Probed | None = None
@@ -200,9 +203,6 @@ def _of_alike(
     progress: Progress,
     missing: list[str],
 ) -> NodePlan:
-    from sapo.policy.device import resolve_device
-    from sapo.policy.model_shape import shape_of
-
     device = str(resolve_device(own))
     if questions:
         _prepare(own, cache, progress)
@@ -241,9 +241,6 @@ def _refuse_too_large(memory: tuple[int, int], device: str) -> None:
 
 
 def _prepare(config: Config, cache: Path, progress: Progress) -> None:
-    from sapo.policy import initial
-    from sapo.tasks.workers import open_workers
-
     with open_workers(config) as workers:
         workers.check(config.tasks)
         initial.prepare(
@@ -253,8 +250,6 @@ def _prepare(config: Config, cache: Path, progress: Progress) -> None:
 
 def _crowding(config: Config, device: str) -> float:
     """How much longer a round takes than alone: nodes share the cores, or a GPU."""
-    from sapo.policy.device import resolve_device
-
     owns = [config.for_node(name) for name in config.nodes]
     beside = [own.threads for own in owns if str(resolve_device(own)) == device]
     return max(1.0, sum(beside) / usable().cores) if device == "cpu" else float(len(beside))
@@ -279,8 +274,6 @@ def _needs(nodes: Sequence[NodePlan], home: Home) -> list[Need]:
 def memory_of(place: str) -> int:
     """Bytes of this machine's memory, as far as this process may have them, or of a GPU's."""
     if place != RAM:
-        import torch
-
         return int(torch.cuda.get_device_properties(place).total_memory)
     return usable().memory
 

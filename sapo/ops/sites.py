@@ -31,6 +31,7 @@ from sapo.peers import blocks, keyring
 from sapo.peers.membership import day
 from sapo.store.journal.journal import Journal
 from sapo.tasks.pins import left_to_others, missing, with_pins
+from sapo.tasks.workers import open_workers
 
 SHARED = ("tasks", "rules", "swarm.name")
 """Settings that the manifest decides, for every site."""
@@ -282,8 +283,6 @@ def _load(
 
 def check_tasks(config: Config) -> None:
     """Raise `UserError` for a data set that is unknown here, or parameters that it does not take."""
-    from sapo.tasks.workers import open_workers
-
     with open_workers(config) as workers:
         workers.check(config.manifest_tasks())
 
