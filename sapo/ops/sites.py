@@ -310,7 +310,7 @@ def _site_toml(config: Config, preset: str) -> str:
     bus = type(config.bus).model_fields
     usual = parse(preset_values(preset)).model_dump(mode="json")
     chosen = _chosen(values, usual | {"bus": {name: field.default for name, field in bus.items()}})
-    chosen["tasks"] = [_without(task, config={}, weight=1.0) for task in values["tasks"]]
+    chosen["tasks"] = [task.model_dump(mode="json", exclude_defaults=True) for task in config.tasks]
     if values["bus"].get("username"):
         chosen["bus"]["password"] = values["bus"]["password"]
     head = f"# Site {config.swarm.site} of swarm {config.swarm.name}. What is not named here is the preset's."
@@ -334,12 +334,10 @@ def notes(home: Home, config: Config) -> list[str]:
         except UserError as error:
             found.append(f"{name} {error.problem}")
             continue
-        count = refused_lately(home, name, "own_name")
-        if count:
+        if count := refused_lately(home, name, "own_name"):
             what = f"{count} groups on the bus are of another node {name}, and refused"
             found.append(f"{what}: give each site its own swarm.site")
-        count = refused_lately(home, name, "own_key")
-        if count:
+        if count := refused_lately(home, name, "own_key"):
             found.append(
                 f"{count} groups on the bus are signed with the key of {name} and not its own: {STOLEN}"
             )
@@ -378,10 +376,6 @@ def _chosen(values: Mapping[str, Any], usual: Mapping[str, Any], section: str = 
             continue
         result[key] = value
     return result
-
-
-def _without(values: Mapping[str, Any], **usual: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in usual or value != usual[key]}
 
 
 def _is_section(value: Any) -> bool:
