@@ -275,17 +275,14 @@ def _taught(sample: "Sample") -> "Sample":
 
 def _rows(config: Config, node: "NodeRuntime") -> float:
     """Of a round: the groups it learns from, and those it publishes, whose rows are no larger."""
-    batch = config.batch
-    return _trained(node) * (batch.local + batch.external + batch.b * config.share.fraction)
-
-
-def _trained(node: "NodeRuntime") -> float:
     import pyarrow as pa
     from pyarrow import parquet
 
     folder = node.parts.home.history / "training"
     tables = [parquet.read_table(file) for file in folder.rglob("*.parquet")]
-    return _compressed(pa.concat_tables(tables)) / ROUNDS if tables else 0.0
+    trained = _compressed(pa.concat_tables(tables)) / ROUNDS if tables else 0.0
+    batch = config.batch
+    return trained * (batch.local + batch.external + batch.b * config.share.fraction)
 
 
 def _compressed(table: Any) -> int:
