@@ -186,12 +186,11 @@ def refuse_too_many(config: Config, home: Home, cache: Path) -> tuple[str, ...]:
 
 
 def _alike(config: Config) -> list[tuple[Config, tuple[str, ...]]]:
-    found: dict[str, tuple[Config, tuple[str, ...]]] = {}
+    found: dict[str, tuple[Config, list[str]]] = {}
     for name in config.nodes:
         own = config.for_node(name)
-        key = canonical(own.model_dump(mode="json"))
-        found[key] = (own, (*found.get(key, (own, ()))[1], name))
-    return list(found.values())
+        found.setdefault(canonical(own.model_dump(mode="json")), (own, []))[1].append(name)
+    return [(own, tuple(names)) for own, names in found.values()]
 
 
 def _of_alike(
