@@ -221,12 +221,12 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     untracked = now.services is None and not named
     if untracked and any(node.pid is not None and "track" in owed[node.name] for node in now.nodes):
         said.append("no MLflow is named: series stay in the journal until `track.uri` names one")
+    links = {} if now.services is None else pages_of(now.services, config.swarm.name)[0]
     if as_json:
         place = {"swarm": config.swarm.name, "home": str(found.root)}
-        links, _ = ({}, False) if now.services is None else pages_of(now.services, config.swarm.name)
         print_json({**place, **dataclasses.asdict(now), "pages": links, "owed": owed, "notes": said})
     else:
-        _show_status(now, owed, config.swarm.name, found)
+        _show_status(now, owed, links, found)
         for note in said:
             say(note)
 
@@ -256,7 +256,9 @@ def of_member(node: "NodeStatus", home: "Home") -> "Iterator[str]":
         yield f"answer for {node.name}: {home.page(node.name).read_text(encoding='utf-8').strip()}"
 
 
-def _show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str, home: "Home") -> None:
+def _show_status(
+    now: "SwarmStatus", owed: dict[str, dict[str, int]], links: dict[str, str], home: "Home"
+) -> None:
     from sapo.cli.report.live_view import NodeTable
     from sapo.core.terminal import Terminal
 
@@ -276,10 +278,7 @@ def _show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str
             what = ", ".join(f"{count} {kind}" for kind, count in counts.items())
             console.print(f"{name} has yet to deliver: {what}")
     if now.services is not None:
-        from sapo.cli.report.pages import pages_of
-
         away = {"MLflow": now.services.mlflow.away, "Prefect": now.services.prefect.away}
-        links, _ = pages_of(now.services, swarm)
         for name, link in links.items():
             state = f" ({away[name]})" if away[name] else ""
             console.print(f"{name:<8}{link}{state}", soft_wrap=True)

@@ -318,12 +318,10 @@ def run(config: Config, home: Home) -> int:
 
 def left_undone(final: "SwarmStatus") -> list[str]:
     """What the processes of a swarm said last that could not deliver everything."""
-    members = [(node.name, node.state, node.note) for node in final.nodes]
-    members += [
-        (name, getattr(final, name).state, getattr(final, name).note) for name in ("archive", "evaluate")
-    ]
-    last = {name: note.strip().splitlines()[-1:] for name, state, note in members if state == "owing"}
-    return [f"{name}: {''.join(lines)}" for name, lines in last.items()]
+    others = {"archive": final.archive, "evaluate": final.evaluate}
+    members = {node.name: node for node in final.nodes} | others
+    owing = {name: one.note.strip().splitlines() for name, one in members.items() if one.state == "owing"}
+    return [f"{name}: {''.join(lines[-1:])}" for name, lines in owing.items()]
 
 
 def run_one(config: Config, home: Home, name: str) -> int:

@@ -241,7 +241,6 @@ def _together(home: "Home", names: str | None, log: str | None, *, alone: bool, 
 
 
 def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
-
     from sapo.cli.report.live_view import open_view
 
     config = home.load_config()
