@@ -105,7 +105,6 @@ def as_probed(config: Config) -> Config:
         "eval": {"questions": 1, "probe_questions": 0},
         "history": {"uri": None, "flush_seconds": 0.1},
         "track": {"uri": None},
-        "node": None,
     }
     values = merge(config.model_dump(mode="json"), over)
     return parse(values | {"node": {}})
