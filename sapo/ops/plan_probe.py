@@ -119,8 +119,7 @@ def probe(config: Config, cache: Path, progress: Progress, questions: int) -> Pr
         folder = Path(scratch)
         values = {"config": config.model_dump(mode="json"), "cache": str(cache), "questions": questions}
         (folder / CONFIG).write_text(json.dumps(values), encoding="utf-8")
-        keys = {"SAPO_KEYS": str(folder / "keys")}
-        env = {**os.environ, **thread_settings(config.threads), **keys}
+        env = {**os.environ, **thread_settings(config.threads), "SAPO_KEYS": str(folder / "keys")}
         log = folder / "log"
         child = Child.start("probe", ["-m", "sapo.ops.plan_probe", scratch], log=log, env=env)
         try:

@@ -1,4 +1,4 @@
-"""A run in figures: read from journals, MLflow, history and the held-out evaluation, written to summary.json.
+"""A run in figures, those of summary.json: read from journals, MLflow, history and the held-out evaluation.
 
 The three rewards of a run stay apart throughout: `reward/local` (a node's own completions),
 `reward/training_set` (everything in its batches, filtered foreign groups included) and the held-out
@@ -6,14 +6,12 @@ The three rewards of a run stay apart throughout: `reward/local` (a node's own c
 the full evaluation with each other, probes with probes (`sapo.ops.peaks`).
 """
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sapo.core import silence
-from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
@@ -248,14 +246,6 @@ def _by_round(curves: Mapping[str, Sequence[Point]]) -> list[dict[str, float]]:
         for round, value in curves.get(name, ()):
             found.get(round, {})[name] = value
     return [found[round] for round in sorted(found)]
-
-
-def write_summary(run: Run) -> RunFigures:
-    """Write summary.json atomically, and return its content."""
-    figures = summarise(run)
-    text = json.dumps(figures.written(), indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomically(run.home.summary, text + "\n")
-    return figures
 
 
 def gain_sentence(figures: RunFigures) -> str:

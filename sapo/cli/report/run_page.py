@@ -1,5 +1,6 @@
 """A run as one self-contained page: what was run, what came of it, curves, and answers one can read."""
 
+import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -19,7 +20,7 @@ from sapo.core.figures import RunFigures, Shift, Sweep
 from sapo.core.types import canonical
 from sapo.ops.judge_store import curves
 from sapo.ops.peaks import sentence
-from sapo.ops.summary import Run, gain_sentence, read_run, write_summary
+from sapo.ops.summary import Run, gain_sentence, read_run, summarise
 from sapo.policy.evaluate import FULL_SCORE
 
 REWARDS = (
@@ -52,7 +53,9 @@ def write_report(home: Home) -> RunFigures:
     """Write report.html and summary.json of a home, each whole or not at all; returns the summary. Raises
     `UserError` where the home holds no swarm."""
     run = read_run(home)
-    figures = write_summary(run)
+    figures = summarise(run)
+    text = json.dumps(figures.written(), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(home.summary, text + "\n")
     try:
         groups = read_example_groups(home)
     except (Unavailable, UserError):  # the run's notes say so
