@@ -60,7 +60,6 @@ class Unpacked:
 
     pack: Pack
     home: Home
-    config: Config
 
 
 # -- packing ------------------------------------------------------------------------------------------------
@@ -208,7 +207,7 @@ def unpack_node(
             _check_node(place, file, pack)
             _refuse_older(place, target, pack)
             _settle(place, target, config, manifest, pack)
-    return Unpacked(pack, target, config)
+    return Unpacked(pack, target)
 
 
 @contextmanager

@@ -64,14 +64,12 @@ COMMENTS = {
 class Founded:
     """What beginning a swarm has made: the first site's config, the manifest's file and the config's.
 
-    `join` is what others add to `sapo join MANIFEST --site OTHER`, as far as this site knows it; `notes` are
-    sentences about what the manifest cannot carry.
+    `notes` are sentences about what the manifest cannot carry.
     """
 
     config: Config
     manifest: Path
     file: Path
-    join: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -114,7 +112,7 @@ def found_swarm(
     body = Manifest.of(config).model_dump(mode="json") | {ADVICE: advice}
     write_atomically(target, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
     write_atomically(written, text)
-    return Founded(config, target, written, join_sets(config), tuple(left))
+    return Founded(config, target, written, tuple(left))
 
 
 def _says_entry(sets: Sequence[str], file: Path | None) -> bool:
@@ -209,7 +207,8 @@ def _refuse_shared(sets: Sequence[str], file: Path | None) -> None:
 
 
 def join_sets(config: Config) -> tuple[str, ...]:
-    """The settings by which other sites reach a config's bus. Whose user and password, each site knows."""
+    """What others add to `sapo join MANIFEST --site OTHER` to reach a config's bus. Whose user and password,
+    each site knows."""
     bus = config.bus
     if isinstance(bus, SqliteBus):
         return () if bus.path is None else (f"bus.path={Path(bus.path).expanduser().absolute()}",)
