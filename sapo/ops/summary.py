@@ -38,7 +38,7 @@ Metrics = dict[str, dict[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a home holds: every node's metric series, its probes, and the full evaluation if there is one.
+    """What a home holds: every node's metric series, its probes, and the full evaluation, if there is one.
 
     `curves[node][metric]` is a list of (round, value) in order of rounds. `exams[node]` are the exams
     on the probe's questions, by round. `no_tokens` are the nodes whose tokens are not known of every
@@ -48,7 +48,7 @@ class Run:
     home: Home
     config: Config
     curves: dict[str, dict[str, list[Point]]]
-    evaluation: Sweep | None = None
+    evaluation: Sweep = field(default_factory=lambda: Sweep(nodes={}))
     exams: dict[str, list[Exam]] = field(default_factory=dict)
     probes: dict[str, list[Probe]] = field(default_factory=dict)
     course: Course | None = None
@@ -66,7 +66,7 @@ def read_run(home: Home) -> Run:
     A journal is pruned once its rounds are delivered, so older rounds come from MLflow, or from the history
     if MLflow lacks them. What none of them has is noted.
     """
-    config, evaluation = home.load_config(), home.load_evaluation()
+    config, evaluation = home.load_config(), home.load_evaluation() or Sweep(nodes={})
     found: dict[str, Metrics] = {node: {} for node in home.node_names()}
     notes: list[str] = []
     wrong: dict[str, None] = {}
@@ -112,7 +112,7 @@ def read_run(home: Home) -> Run:
         node: peaks.exams(
             metrics,
             asked[node],
-            evaluation and evaluation.nodes.get(node),
+            evaluation.nodes.get(node),
             every=config.for_node(node).eval.probe_every,
         )
         for node, metrics in found.items()
@@ -177,13 +177,12 @@ def tracked(home: Home, uri: str | None, swarm: str) -> Iterator[tuple[str, str,
 
 def summarise(run: Run) -> RunFigures:
     """The figures of a run; what was not measured is None."""
-    evaluation = run.evaluation or Sweep(nodes={})
-    nodes = {node: _of_node(run, node, evaluation) for node in run.curves}
+    nodes = {node: _of_node(run, node) for node in run.curves}
     return RunFigures(
         swarm=run.config.swarm.name,
         home=str(run.home.root),
         nodes=nodes,
-        held_out=HeldOut(**dict(evaluation)),
+        held_out=HeldOut(**dict(run.evaluation)),
         notes=(
             *run.notes,
             *silence.told({node: figures.alarm for node, figures in nodes.items()}),
@@ -192,9 +191,9 @@ def summarise(run: Run) -> RunFigures:
     )
 
 
-def _of_node(run: Run, node: str, evaluation: Sweep) -> NodeFigures:
+def _of_node(run: Run, node: str) -> NodeFigures:
     config = run.config.for_node(node)
-    start, end = evaluation.start(node, config.model), evaluation.nodes.get(node)
+    start, end = run.evaluation.start(node, config.model), run.evaluation.nodes.get(node)
 
     def ends(series: str) -> Ends:
         """Means of the first and the last tenth of a series (at least one value each)."""

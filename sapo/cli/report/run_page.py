@@ -16,7 +16,7 @@ from sapo.core.config.load import Config
 from sapo.core.config.schema import GenerateConfig
 from sapo.core.config.secrets import public
 from sapo.core.errors import Unavailable, UserError
-from sapo.core.figures import RunFigures, Shift, Sweep
+from sapo.core.figures import RunFigures, Shift
 from sapo.core.types import canonical
 from sapo.ops.judge_store import curves
 from sapo.ops.peaks import sentence
@@ -174,11 +174,10 @@ def course(run: Run) -> tuple[str, str, list[tuple[str, str, bool]]] | None:
     Returns the node, the question, and per answer when, its text and whether it was right; None before
     there are two of them. The question is the first whose answer changed from wrong to right, else the first.
     """
-    evaluation = run.evaluation or Sweep(nodes={})
     courses = []
     for node, asked in run.probes.items():
-        end = evaluation.nodes[node].answers if node in evaluation.nodes else ()
-        for place, (_, question) in enumerate(evaluation.examples):
+        end = run.evaluation.nodes[node].answers if node in run.evaluation.nodes else ()
+        for place, (_, question) in enumerate(run.evaluation.examples):
             answers = [
                 (f"after {probe.round} rounds", *probe.answers[question])
                 for probe in asked
@@ -230,7 +229,7 @@ def exam_chart(run: Run, name: str) -> Figure:
         bars[node] = (
             [(*lines[node][-1], exams[-1].greedy_half if greedy else exams[-1].half, False)] if exams else []
         )
-        full = run.evaluation and run.evaluation.nodes.get(node)
+        full = run.evaluation.nodes.get(node)
         if full is not None and full.round is not None:
             half = None if greedy else full.interval
             bars[node].append((float(full.round), getattr(full, name), half, True))
@@ -263,12 +262,11 @@ def judge_chart(run: Run, judged: Mapping[str, list[Point]]) -> Figure:
 
 def before_and_after(run: Run) -> Iterator[tuple[str, str, Table]]:
     """The same held-out questions, answered by the policies at the start and at the end."""
-    evaluation = run.evaluation or Sweep(nodes={})
-    asked = [(node, evaluation.nodes[node]) for node in run.curves if node in evaluation.nodes]
-    for place, (dataset, question) in enumerate(evaluation.examples):
+    asked = [(node, run.evaluation.nodes[node]) for node in run.curves if node in run.evaluation.nodes]
+    for place, (dataset, question) in enumerate(run.evaluation.examples):
         rows = []
         for node, end in asked:
-            start = evaluation.start(node, "")
+            start = run.evaluation.start(node, "")
             if start and place < min(len(start.answers), len(end.answers)):
                 rows.append((node, *(_answer(*one.answers[place]) for one in (start, end))))
         yield dataset, question, Table(("node", "at the start", "at the end"), rows)
