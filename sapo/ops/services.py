@@ -154,16 +154,13 @@ class Running:
         write_atomically(self._home.services, json.dumps(content, indent=1) + "\n", mode=0o600)
 
 
-def running(
-    config: Config, home: Home, *, env: Mapping[str, str] | None = None
-) -> AbstractContextManager[Running]:
+def running(config: Config, home: Home, *, env: Mapping[str, str]) -> AbstractContextManager[Running]:
     """Start the servers that are not there yet, and at the end stop those that were started.
 
     Does not wait until they answer: what else has to be loaded may be loaded meanwhile. Raises `UserError`
     for a port in use, a named server that does not answer, or servers that are open on this home already.
     """
-    base = dict(os.environ if env is None else env)
-    return _serving(config, home, base, named=config.track.uri, store=_own_store(home))
+    return _serving(config, home, env, named=config.track.uri, store=_own_store(home))
 
 
 def opened(config: Config, home: Home) -> AbstractContextManager[Running]:
