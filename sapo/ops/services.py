@@ -80,14 +80,9 @@ class Running:
 
     def __init__(self, services: Services, kept: dict[str, SupervisedServer], home: Home) -> None:
         self.services, self._kept, self._home = services, kept, home
-        self._waiting = [services.mlflow, services.prefect]
+        self.waiting = [services.mlflow, services.prefect]
+        """Those that have not answered yet."""
         self._deadline = time.monotonic() + START_LIMIT_S
-        self._up = False
-
-    @property
-    def waiting(self) -> tuple[str, ...]:
-        """Names of the servers that have not answered yet."""
-        return tuple(service.name for service in self._waiting)
 
     def up(self) -> bool:
         """Whether all have answered; the first time they have, `services.json` is written.
@@ -96,21 +91,20 @@ class Running:
         and the swarm goes on without it meanwhile. Raises `ServiceFailed` with the end of the log when a
         server ended before, or takes too long.
         """
-        if self._up:
+        if not self.waiting:
             for name, kept in self._kept.items():
                 self._keep(name, kept)
             return True
-        for service in self._waiting:
+        for service in self.waiting:
             kept_one = self._kept.get(service.name)
             if kept_one is not None and (code := kept_one.child.poll()) is not None:
                 raise _did_not_start(service, f"ended with code {code} at its start")
-        self._waiting = [service for service in self._waiting if not answers(service, timeout=0.5)]
-        if self._waiting and time.monotonic() > self._deadline:
-            raise _did_not_start(self._waiting[0], f"did not answer within {START_LIMIT_S:.0f} s")
-        self._up = not self._waiting
-        if self._up:
+        self.waiting = [service for service in self.waiting if not answers(service, timeout=0.5)]
+        if self.waiting and time.monotonic() > self._deadline:
+            raise _did_not_start(self.waiting[0], f"did not answer within {START_LIMIT_S:.0f} s")
+        if not self.waiting:
             self._write()
-        return self._up
+        return not self.waiting
 
     def _keep(self, name: str, kept: SupervisedServer) -> None:
         now = time.monotonic()

@@ -228,7 +228,7 @@ class _Watch:
         status = snapshot(self.process.config, self.process.home)
         progress = status.progress
         if self.servers is not None and status.phase == "starting":
-            waiting = [*self.servers.waiting, "nodes"]
+            waiting = [*(server.name for server in self.servers.waiting), "nodes"]
             progress = (", ".join(waiting), 3 - len(waiting), 3)
         self.on_status(
             replace(
