@@ -54,8 +54,7 @@ def rollouts(
     row per completion that matches. Scores are those that learners gave when they trained on a completion;
     an unused one has none.
     """
-    from sapo.store.history import open_store
-    from sapo.store.history.query import names
+    from sapo.store.history import open_store, query
 
     if as_json and parquet is not None:
         raise UserError("--parquet", str(parquet), "goes not with --json", "choose one of them")
@@ -68,12 +67,10 @@ def rollouts(
         ("--task", task, "dataset", [one.dataset for one in config.manifest_tasks()]),
     ):
         if unknown := set(asked or ()) - set(own):  # of other sites, or of earlier configs?
-            there = sorted({*own, *names(store, "node" if column == "node" else "dataset")})
+            there = sorted({*own, *query.names(store, "node" if column == "node" else "dataset")})
             if unknown := unknown - set(there):
                 remedy = "name one of them"
                 raise UserError(option, min(unknown), f"the swarm has {', '.join(there)}", remedy)
-    from sapo.store.history import query
-
     one_by_one = completions or as_json or parquet is not None
     table = query.rollouts(
         store,
