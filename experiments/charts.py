@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-
-from sapo.cli.report.html import Figure, figure
+from sapo.cli.report.html import Figure
 from sapo.cli.report.svg_charts import Point, Span, line_chart
 
 from .interval_chart import Row, interval_chart
@@ -29,7 +27,7 @@ def difference_chart(rows: Sequence[Json]) -> Figure | None:
         return None
     lines: list[Row] = [in_percent(f"{row['arm']} – {row['with']}", row) for row in shown]
     svg = interval_chart("Held-out pass@1, differences", lines, x_label="points", zero=True)
-    return figure(svg, "First arm minus second, paired by seed, with 95 % intervals over seeds (unadjusted).")
+    return Figure(svg, "First arm minus second, paired by seed, with 95 % intervals over seeds (unadjusted).")
 
 
 def reward_figures(document: Json) -> list[Figure]:
@@ -52,11 +50,11 @@ def reward_figures(document: Json) -> list[Figure]:
             "run, seeds averaged. The band goes from the least agent to the greatest; the paper calls it a "
             "confidence interval, which it is not."
         )
-        parts.append(figure(svg, caption))
+        parts.append(Figure(svg, caption))
     return parts
 
 
-def panels(arms: Mapping[str, Any], runs: Runs) -> tuple[list[Markup], str]:
+def panels(arms: Mapping[str, Any], runs: Runs) -> tuple[list[str], str]:
     """Figure 1 and its caption: a panel per arm, every node's raw reward in the first seed, on one scale."""
     chosen = [(arm, runs[arm][min(runs[arm])]) for arm in arms if runs[arm]]
     raw = {arm: raw_lines(record) for arm, record in chosen}
@@ -67,7 +65,7 @@ def panels(arms: Mapping[str, Any], runs: Runs) -> tuple[list[Markup], str]:
         f"Figure 1, as in the paper: reward/training_set of every node, raw, a panel per arm; seed {seeds}. "
         "A colour is a node here."
     )
-    return [Markup(line_chart(arm, lines, width=0.8, **axes)) for arm, lines in raw.items()], caption
+    return [line_chart(arm, lines, width=0.8, **axes) for arm, lines in raw.items()], caption
 
 
 def raw_lines(record: RunRecord) -> dict[str, list[Point]]:
@@ -79,14 +77,14 @@ def raw_lines(record: RunRecord) -> dict[str, list[Point]]:
     }
 
 
-def spread_panels(arms: Mapping[str, Any]) -> list[Markup]:
+def spread_panels(arms: Mapping[str, Any]) -> list[str]:
     """The share of own answers with the grid's trait, a panel per arm and a line per node; in percent."""
     axes: dict[str, Any] = {"x_label": "round", "y_label": "share, %", "y_range": (0.0, 100.0)}
     panels = []
     for arm, found in arms.items():
         if (spread := found["spread"]) is not None:
             by_node = {node: points(spread["round"], line) for node, line in spread["by_node"].items()}
-            panels.append(Markup(line_chart(arm, by_node, **axes)))
+            panels.append(line_chart(arm, by_node, **axes))
     return panels
 
 
@@ -107,15 +105,15 @@ def held_out_figures(arms: Mapping[str, Any]) -> list[Figure]:
             ends = zip(c[key], c["low"], c["high"], strict=True)
             bands[arm] = [(x, 100 * low, 100 * high) for x, low, high in ends if low is not None]
         svg = line_chart(title, lines, x_label=x_label, y_label="pass@1, %", bands=bands, marks=True, width=2)
-        parts.append(figure(svg, "Nodes averaged; mean over seeds, shaded its 95 % interval over seeds."))
+        parts.append(Figure(svg, "Nodes averaged; mean over seeds, shaded its 95 % interval over seeds."))
     apart = {arm: curve for arm, found in arms.items() if (curve := found["curves"].get(WEIGHTS_SPREAD))}
     if apart:
         lines = {arm: list(zip(curve["round"], curve["mean"], strict=True)) for arm, curve in apart.items()}
         svg = line_chart("Spread of weights", lines, x_label="round", y_label="standard deviation", width=2)
-        parts.append(figure(svg, "Of a weight between nodes; moving average, seeds averaged."))
+        parts.append(Figure(svg, "Of a weight between nodes; moving average, seeds averaged."))
     last: list[Row] = [in_percent(arm, found["figures"][PASS_END]) for arm, found in arms.items()]
     svg = interval_chart("Held-out pass@1 at the end", last, x_label="%")
-    return [*parts, figure(svg, "With 95 % intervals over seeds, unpaired.")]
+    return [*parts, Figure(svg, "With 95 % intervals over seeds, unpaired.")]
 
 
 def points(xs: Sequence[float], ys: Sequence[float | None]) -> list[Point]:
@@ -125,7 +123,7 @@ def points(xs: Sequence[float], ys: Sequence[float | None]) -> list[Point]:
 
 def target_chart(target: Json) -> Figure:
     """Thousands of tokens to the target, with what the points are."""
-    return figure(
+    return Figure(
         target_svg(target),
         "Geometric mean over seeds with its 95 % interval where every run reaches the target; else the "
         "median with its band, an arrow where that has no upper end. Arms without a point: fewer than half "

@@ -8,7 +8,8 @@ import hashlib
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from importlib import import_module, metadata
+from importlib import metadata
+from pkgutil import resolve_name
 from typing import Any
 
 import httpx
@@ -97,8 +98,7 @@ def _without(part: Any, gone: str) -> Any:
 
 def load(path: str) -> Flow[..., Any]:
     """The flow at a module path."""
-    module, _, name = path.rpartition(".")
-    found = getattr(import_module(module), name)
+    found = resolve_name(path)
     assert isinstance(found, Flow), path
     return found
 
@@ -123,11 +123,12 @@ def _deployment(
     rhythm = "" if wanted.every_s is None else f", every {wanted.every_s:g} s"
     if found is not None and found.version == version:
         return f"unchanged{rhythm}"
+    every = None if wanted.every_s is None else IntervalSchedule(interval=timedelta(seconds=wanted.every_s))
     client.create_deployment(
         client.create_flow_from_name(flow.name),
         wanted.name,
         version=version,
-        schedules=_schedules(wanted),
+        schedules=[] if every is None else [DeploymentScheduleCreate(schedule=every, active=True)],
         concurrency_limit=1,
         concurrency_options=ConcurrencyOptions(
             # a run that would have to wait is given up instead: a schedule's runs would pile up
@@ -145,13 +146,6 @@ def version_of(what: Mapping[str, Any]) -> str:
     """Names a registration and the release that made it: an equal one need not be made again."""
     digest = hashlib.sha256(canonical(what).encode()).hexdigest()
     return f"{metadata.version('sapo-swarm')}-{digest[:12]}"
-
-
-def _schedules(wanted: Registration) -> list[DeploymentScheduleCreate]:
-    if wanted.every_s is None:
-        return []
-    schedule = IntervalSchedule(interval=timedelta(seconds=wanted.every_s))
-    return [DeploymentScheduleCreate(schedule=schedule, active=True)]
 
 
 def _read(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | None:
@@ -211,7 +205,7 @@ def _automation(client: SyncPrefectClient, watch: Watch) -> str:
     kept, *others = found
     for other in others:
         client.delete_automation(other.id)
-    if _same(kept.trigger, trigger) and kept.description == watch.description:
+    if kept.trigger == trigger and kept.description == watch.description:
         return "unchanged"
     now = kept.model_copy(update={"trigger": trigger, "description": watch.description})
     client.update_automation(
@@ -222,11 +216,6 @@ def _automation(client: SyncPrefectClient, watch: Watch) -> str:
 
 def _crash(message: str) -> ChangeFlowRunState:
     return ChangeFlowRunState(name=None, state=StateType.CRASHED, message=message, force=False)
-
-
-def _same(one: Any, other: EventTrigger) -> bool:
-    names = ("match", "match_related", "after", "expect", "for_each", "posture", "threshold", "within")
-    return all(getattr(one, name, None) == getattr(other, name) for name in names)
 
 
 def main() -> int:

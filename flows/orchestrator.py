@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillAsking
 from contextvars import ContextVar, copy_context
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx
 from prefect.context import TagsContext
@@ -22,6 +22,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING
 from sapo.core.errors import SapoError
 from sapo.core.service_registry import Service, answers
 from sapo.ops.gate import basic
+from sapo.ops.process import Process
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,13 +49,6 @@ class Superseded(SapoError):
 def is_prefects(error: BaseException | None) -> bool:
     """Whether an error that no work of this process has raised is Prefect's: any but this package's own."""
     return isinstance(error, Exception) and not isinstance(error, SapoError)
-
-
-class Worker(Protocol):
-    """The process whose work is orchestrated."""
-
-    stop: threading.Event
-    failure: BaseException | None
 
 
 class Attempt(Generic[T]):
@@ -189,7 +183,7 @@ class Orchestrator:
     then raises, and a server that hangs holds up both. None of it may stop the work.
     """
 
-    def __init__(self, process: Worker, url: str | None) -> None:
+    def __init__(self, process: Process, url: str | None) -> None:
         self._process = process
         self._server = Service("prefect", url.rstrip("/")) if url else None
         self._away = False

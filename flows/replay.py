@@ -1,7 +1,7 @@
 """Flow `replay`: nodes' rounds made again from the history, and compared with their record."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -51,8 +51,8 @@ def _counted(home: str, node: str) -> dict[str, Any]:
 
 
 def _all(process: Process, node: str, one: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    names: Sequence[str] = process.config.nodes if node == "all" else [node]
-    return {name: one(name) for name in names if node != "all" or process.home.journal(name).exists()}
+    names = process.home.begun(process.config) if node == "all" else [node]
+    return {name: one(name) for name in names}
 
 
 def work(process: Process, orchestrator: Orchestrator, node: str) -> int:

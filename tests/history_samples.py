@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from makers import make_batch, make_sample, taken_in
+from makers import make_batch, make_manifest, make_sample, taken_in
 
 from sapo.core.config.home import Home
 from sapo.core.types import (
@@ -29,6 +29,8 @@ from sapo.store.journal.rows import ChainLink, Event, OutboxItem, PoolEvent, Ref
 
 IDENTITY = Identity.new()
 INCARNATION = "0123456789abcdef"
+MANIFEST = make_manifest("tiny", "{min_terms=2,max_terms=2}")
+"""The swarm's whose groups these are."""
 TEXTS = ("4", "", "naïve \u2028 line", 'NUL \x00 "quoted" 漢字 🙂')
 
 

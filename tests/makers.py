@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sapo.core.config.load import load
+from sapo.core.config.manifest import Manifest
 from sapo.core.types import Batch, BatchGroup, Group, Recipe, RoundResult, Sample, SignedGroup
 from sapo.store.journal.journal import Journal
 from sapo.testing.samples import (
@@ -115,3 +117,10 @@ def finish_round(
             round=round, policy_version=round + 1, metrics=dict(metrics or {}), finished_at=finished_at
         )
     )
+
+
+def make_manifest(swarm: str, parameters: str = "{}") -> Manifest:
+    """A manifest that any group of sums with these parameters keeps to."""
+    task = f'tasks=[{{dataset="chain_sum",config={parameters}}}]'
+    rules = ("rules.held_out=1e-9", "rules.questions=any", "rules.min_completions=2")
+    return Manifest.of(load(sets=[f"swarm.name={swarm}", task, *rules], env={}))

@@ -99,5 +99,5 @@ def trade(path: Path, config: Config, restart: int) -> Home:
                         one.run_round()
                         assert one.drain(60)
     with closing(open_bus(config, home)) as bus:
-        Archiver(bus, open_store(config, home), "test").run()
+        Archiver(bus, open_store(config, home), home.load_manifest()).run()
     return home

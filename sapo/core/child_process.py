@@ -131,27 +131,23 @@ class Child(Started):
         return code
 
 
-def stop_all(children: Sequence[Started], grace: float) -> list[str]:
-    """Ask all to end, wait `grace` seconds for all together, end the rest; returns the names of the rest."""
+def stop_all(children: Sequence[Started], grace: float) -> None:
+    """Ask all to end, wait `grace` seconds for all together, end the rest."""
     for child in children:
         child.ask()
     deadline = time.monotonic() + grace
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    late = [child for child in children if child.poll() is None]
-    for child in late:
+    for child in children:
         child.kill()
-    return [child.name for child in late]
 
 
-def watch_parent(grace: float = ORPHAN_GRACE_S) -> bool:
+def watch_parent(grace: float = ORPHAN_GRACE_S) -> None:
     """In a child: end when the parent does: by SIGTERM, then after `grace` seconds with all it started.
-    Returns whether there is a lifeline to watch; a process started by hand has none."""
+    A process started by hand has no lifeline to watch."""
     text = os.environ.pop(LIFELINE, None)
-    if text is None:
-        return False
-    watch(int(text), grace)
-    return True
+    if text is not None:
+        watch(int(text), grace)
 
 
 def watch(lifeline: int, grace: float = ORPHAN_GRACE_S) -> None:

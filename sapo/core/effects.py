@@ -43,11 +43,10 @@ def inert(config: Config) -> dict[str, str]:
             found[name] = f'it belongs to learn.foreign = "{mode}"'
     if learn.foreign_credit != "floor":
         found["foreign_top_k"] = 'it belongs to learn.foreign_credit = "floor"'
-    for names, others in ((GSPO_CLIPS, learn.loss != "gspo"), (CLIPS, learn.loss == "gspo")):
-        which = (
-            "only gspo clips by it" if names is GSPO_CLIPS else "gspo clips by learn.gspo_clip_low and _high"
-        )
-        found |= dict.fromkeys(names, which) if others else {}
+    if learn.loss == "gspo":
+        found |= dict.fromkeys(CLIPS, "gspo clips by learn.gspo_clip_low and _high")
+    else:
+        found |= dict.fromkeys(GSPO_CLIPS, "only gspo clips by it")
     found |= UNUSED.get(learn.loss, {})
     if is_own(learn.loss):
         found = {name: why for name, why in found.items() if name not in CLIPS}

@@ -52,8 +52,7 @@ class Archive:
             with library_errors("the history"):
                 store = open_store(process.config, process.home)
                 self.held = self.held or HeldGroups(process.home.archive_index)
-                swarm = process.config.swarm.name
-                counts = Archiver(self.bus, store, swarm, manifest=manifest, held=self.held).run()
+                counts = Archiver(self.bus, store, manifest, held=self.held).run()
         self.outage.ended()
         if counts.passed:
             log.info("archived %s", counts)

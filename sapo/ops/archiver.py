@@ -22,7 +22,6 @@ from sapo.peers.announcements import is_announcement
 from sapo.peers.announcements import read as announced
 from sapo.peers.group_rules import keeps_to
 from sapo.peers.rejections import is_signed, malformed, refusal
-from sapo.peers.signing import unseal
 from sapo.store.history.data_files import columns_of
 from sapo.store.history.held_groups import HeldGroups
 from sapo.store.history.rollout_rows import quarantine_row, rollout_rows
@@ -62,23 +61,22 @@ class Archiver:
     """Moves what a bus holds into `rollouts`, and what it refuses into `quarantine`.
 
     Any number of archivers may run at once, be paused anywhere and be killed: nothing is lost or doubled.
-    With a `manifest` it takes only what some node may take.
+    It takes only what the `manifest` lets some node take.
     """
 
     def __init__(
         self,
         bus: Bus,
         store: Store,
-        swarm: str,
+        manifest: Manifest,
         *,
-        manifest: Manifest | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.time,
         held: HeldGroups | None = None,
     ) -> None:
         self.held = held or HeldGroups()
-        self.bus, self.store, self.swarm, self.clock = bus, store, swarm, clock
-        self.manifest = manifest
+        self.bus, self.store, self.clock = bus, store, clock
+        self.manifest, self.swarm = manifest, manifest.swarm
         self.limits = limits or Limits(max_bytes=POLL_BYTES)
 
     def run_once(self) -> Counts:
@@ -146,7 +144,7 @@ class Archiver:
                 if is_announcement(received):
                     announced(received.signed, self.swarm)
                 else:
-                    sound.append((received, self._unseal(received)))
+                    sound.append((received, keeps_to(received, self.manifest)))
             except Refused as reason:
                 # the one that was raised names frames, and pydantic's errors: kept in one of these frames it
                 # would make a circle that Python cannot collect, and the poll would stay in memory for good
@@ -172,14 +170,6 @@ class Archiver:
         options = self.store.storage_options()
         self.held.follow(table, lambda files: columns_of(table, options, files, _HELD))
         return self.held.digests(group_ids)
-
-    def _unseal(self, received: Received) -> Group:
-        if self.manifest is not None:
-            return keeps_to(received, self.manifest)
-        group = unseal(received.signed)
-        if group.swarm != self.swarm:
-            raise Refused("wrong_swarm", group.swarm, group)
-        return group
 
     def _quarantine(self, poll: Poll, refused: Sequence[tuple[Received, Refused]], moved: Positions) -> None:
         """Record what is refused or lost, once; before the positions move on, so that none is forgotten."""

@@ -1,11 +1,7 @@
 """What a node surely takes, by formula, in bytes: memory that is held all the time, and disk of a run."""
 
-from typing import TYPE_CHECKING
-
 from sapo.core.config.load import Config
-
-if TYPE_CHECKING:
-    from sapo.policy.model_shape import ModelShape
+from sapo.policy.model_shape import ModelShape
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MOMENTS = {"adamw": 8, "adamw8bit": 2}
@@ -26,7 +22,7 @@ ANCHORS = 8
 """The most checkpoints that a bounded history keeps to begin replay at (`sapo.policy.checkpoint.anchors`)."""
 
 
-def least_memory(config: Config, shape: "ModelShape") -> tuple[int, int]:
+def least_memory(config: Config, shape: ModelShape) -> tuple[int, int]:
     """What one node holds all the time: of the machine's memory, and of the device that its model lives on.
 
     Weights, what an update keeps of each trained one, and processes; neither activations nor a cache of keys
@@ -43,7 +39,7 @@ def least_memory(config: Config, shape: "ModelShape") -> tuple[int, int]:
     return PROCESS + outer + (VLLM + weights if vllm else 0), held + cache
 
 
-def run_disk(config: Config, shape: "ModelShape", *, history: float, series: int, checkpoint: int) -> int:
+def run_disk(config: Config, shape: ModelShape, *, history: float, series: int, checkpoint: int) -> int:
     """What one node fills in its whole run: a round's rows in the `history` and values of its `series`, model
     versions, Prefect's runs, and the checkpoints that are kept."""
     versions = shape.parameters * BYTES[config.dtype] / config.track.register_every

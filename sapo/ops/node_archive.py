@@ -181,11 +181,15 @@ def unpack(archive: tarfile.TarFile, file: Path, pack: Pack, place: Path, progre
 
 
 def _write(source: IO[bytes], path: Path) -> tuple[int, str]:
+    """Copy a stream into a new file; returns its size and hex SHA-256."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    size, digest = 0, hashlib.sha256()
     with source, open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as output:
-        found = copy(source, output)
+        while chunk := source.read(CHUNK):
+            size += output.write(chunk)
+            digest.update(chunk)
     sync_file(path)
-    return found
+    return size, digest.hexdigest()
 
 
 def _plain(member: tarfile.TarInfo) -> bool:
@@ -198,14 +202,3 @@ def _following(archive: tarfile.TarFile) -> tarfile.TarInfo | None:
         return archive.next()
     except (ValueError, IndexError, KeyError, OverflowError, RecursionError) as error:
         raise tarfile.ReadError(f"a header cannot be read ({type(error).__name__})") from None
-
-
-def copy(source: IO[bytes], target: IO[bytes] | None) -> tuple[int, str]:
-    """Copy a stream, or only read it; returns its size and hex SHA-256."""
-    size, digest = 0, hashlib.sha256()
-    while chunk := source.read(CHUNK):
-        size += len(chunk)
-        digest.update(chunk)
-        if target is not None:
-            target.write(chunk)
-    return size, digest.hexdigest()

@@ -26,6 +26,7 @@ from sapo.core.config.load import Config, given, load, modern, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
+from sapo.core.types import file_sha256
 from sapo.ops.node_archive import (
     CARD,
     INDEX,
@@ -34,7 +35,6 @@ from sapo.ops.node_archive import (
     Pack,
     PackedFile,
     Progress,
-    copy,
     damaged,
     opened,
     read_index,
@@ -60,7 +60,6 @@ class Unpacked:
 
     pack: Pack
     home: Home
-    config: Config
 
 
 # -- packing ------------------------------------------------------------------------------------------------
@@ -145,10 +144,8 @@ def _index(home: Home, name: str, sources: Mapping[str, Path], progress: Progres
     total, done = sum(path.stat().st_size for path in sources.values()), 0
     files = {}
     for member, path in sources.items():
-        with path.open("rb") as file:
-            size, digest = copy(file, None)
-        files[member] = PackedFile(bytes=size, sha256=digest)
-        done += size
+        files[member] = PackedFile(bytes=path.stat().st_size, sha256=file_sha256(path))
+        done += files[member].bytes
         progress("reading", done, total)
     with Journal.read_only(home.journal(name)) as journal:
         owed = journal.owed_counts()
@@ -170,7 +167,7 @@ def _index(home: Home, name: str, sources: Mapping[str, Path], progress: Progres
 
 
 def _write(file: IO[bytes], pack: Pack, sources: Mapping[str, Path], progress: Progress) -> None:
-    total, done = sum(entry.bytes for entry in pack.files.values()), 0
+    total, done = pack.unpacked_bytes, 0
     with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8") as index:
             index.write(pack.model_dump_json(indent=1))
@@ -210,7 +207,7 @@ def unpack_node(
             _check_node(place, file, pack)
             _refuse_older(place, target, pack)
             _settle(place, target, config, manifest, pack)
-    return Unpacked(pack, target, config)
+    return Unpacked(pack, target)
 
 
 @contextmanager

@@ -4,7 +4,9 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from sapo.core.config.home import Home, existing
 from sapo.core.config.load import Config
@@ -13,10 +15,12 @@ from sapo.core.exam_size import answers_to_each, exam_size, sized
 from sapo.core.machine import usable
 from sapo.core.types import canonical
 from sapo.ops.needs import BESIDE, PROCESS, least_memory, run_disk
-from sapo.ops.plan_probe import Probed, ProbeFailed, Progress, probe
-
-if TYPE_CHECKING:
-    from sapo.policy.model_shape import ModelShape
+from sapo.ops.plan_answers import Progress
+from sapo.ops.plan_probe import Probed, ProbeFailed, probe
+from sapo.policy import initial
+from sapo.policy.device import resolve_device
+from sapo.policy.model_shape import ModelShape, shape_of
+from sapo.tasks.workers import open_workers
 
 RAM = "memory"
 LARGE, FASTER = 50_000_000, 1.3
@@ -32,7 +36,7 @@ class NodePlan:
     names: tuple[str, ...]
     config: Config
     device: str
-    shape: "ModelShape | None" = None
+    shape: ModelShape | None = None
     memory: tuple[int, int] | None = None
     """Of the machine's, and of the device's: as tried, and no less than `least_memory`."""
     probed: Probed | None = None
@@ -40,6 +44,11 @@ class NodePlan:
     """With all nodes of this machine at work."""
     disk: int | None = None
     """Of the whole run."""
+
+    @property
+    def who(self) -> str:
+        """The names, shortened."""
+        return self.names[0] if len(self.names) == 1 else f"{self.names[0]} to {self.names[-1]}"
 
     @property
     def rounds_s(self) -> float | None:
@@ -67,9 +76,8 @@ class NodePlan:
         answers = () if self.probed is None else self.probed.answers
         if self.in_vain:
             answers = answers[-1:]
-        who = self.names[0] if len(self.names) == 1 else f"{self.names[0]} to {self.names[-1]}"
         return [
-            f"{who} would learn nothing{'' if one is answers[-1] else f' of {one.task}'}: {one.alarm}"
+            f"{self.who} would learn nothing{'' if one is answers[-1] else f' of {one.task}'}: {one.alarm}"
             for one in answers
             if one.alarm
         ]
@@ -107,6 +115,9 @@ class Need:
     need: int
     have: int
 
+    def __str__(self) -> str:
+        return f"{self.what}: {in_units(self.need)} are needed, there are {in_units(self.have)}"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -137,11 +148,7 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """A line for each thing that there is too little of, and for what would teach nothing."""
-        short = [
-            f"{one.what}: {in_units(one.need)} are needed, there are {in_units(one.have)}"
-            for one in self.needs
-            if one.need > one.have
-        ]
+        short = [str(one) for one in self.needs if one.need > one.have]
         return (*short, *(line for node in self.nodes for line in node.alarms))
 
     def as_dict(self) -> dict[str, Any]:
@@ -173,21 +180,17 @@ def refuse_too_many(config: Config, home: Home, cache: Path) -> tuple[str, ...]:
     plan = make_plan(config, home, cache, questions=0, progress=lambda label, done, total: None)
     short = [one for one in plan.needs if one.need > UNSURE * one.have]
     if short:
-        problem = (
-            f"{short[0].what}: {in_units(short[0].need)} are needed, there are {in_units(short[0].have)}"
-        )
         remedy = "name fewer with --nodes, or a smaller model; `sapo try` measures what one takes"
-        raise UserError("swarm.nodes", config.swarm.nodes, problem, remedy)
+        raise UserError("swarm.nodes", config.swarm.nodes, str(short[0]), remedy)
     return plan.warnings
 
 
 def _alike(config: Config) -> list[tuple[Config, tuple[str, ...]]]:
-    found: dict[str, tuple[Config, tuple[str, ...]]] = {}
+    found: dict[str, tuple[Config, list[str]]] = {}
     for name in config.nodes:
         own = config.for_node(name)
-        key = canonical(own.model_dump(mode="json"))
-        found[key] = (own, (*found.get(key, (own, ()))[1], name))
-    return list(found.values())
+        found.setdefault(canonical(own.model_dump(mode="json")), (own, []))[1].append(name)
+    return [(own, tuple(names)) for own, names in found.values()]
 
 
 def _of_alike(
@@ -199,9 +202,6 @@ def _of_alike(
     progress: Progress,
     missing: list[str],
 ) -> NodePlan:
-    from sapo.policy.device import resolve_device
-    from sapo.policy.model_shape import shape_of
-
     device = str(resolve_device(own))
     if questions:
         _prepare(own, cache, progress)
@@ -234,17 +234,12 @@ def _of_alike(
 
 def _refuse_too_large(memory: tuple[int, int], device: str) -> None:
     """Raise `ProbeFailed` where one node alone would not fit: a probe of it could take the machine down."""
-    at_peak = {RAM: memory[0]}
-    place = RAM if device == "cpu" else device
-    at_peak[place] = at_peak.get(place, 0) + memory[1]
-    if any(size > memory_of(where) for where, size in at_peak.items()):
+    at_peak = {RAM: sum(memory)} if device == "cpu" else {RAM: memory[0], device: memory[1]}
+    if any(size > memory_of(place) for place, size in at_peak.items()):
         raise ProbeFailed("one node alone does not fit, so it was not tried")
 
 
 def _prepare(config: Config, cache: Path, progress: Progress) -> None:
-    from sapo.policy import initial
-    from sapo.tasks.workers import open_workers
-
     with open_workers(config) as workers:
         workers.check(config.tasks)
         initial.prepare(
@@ -254,8 +249,6 @@ def _prepare(config: Config, cache: Path, progress: Progress) -> None:
 
 def _crowding(config: Config, device: str) -> float:
     """How much longer a round takes than alone: nodes share the cores, or a GPU."""
-    from sapo.policy.device import resolve_device
-
     owns = [config.for_node(name) for name in config.nodes]
     beside = [own.threads for own in owns if str(resolve_device(own)) == device]
     return max(1.0, sum(beside) / usable().cores) if device == "cpu" else float(len(beside))
@@ -273,22 +266,15 @@ def _needs(nodes: Sequence[NodePlan], home: Home) -> list[Need]:
     needs = [Need(place, size, memory_of(place)) for place, size in takes.items()]
     disks = [node.disk * len(node.names) for node in nodes if node.disk is not None]
     if len(disks) == len(nodes):
-        needs.append(Need("disk", sum(disks), free_disk(home.root)))
+        needs.append(Need("disk", sum(disks), shutil.disk_usage(existing(home.root)).free))
     return needs
 
 
 def memory_of(place: str) -> int:
     """Bytes of this machine's memory, as far as this process may have them, or of a GPU's."""
     if place != RAM:
-        import torch
-
         return int(torch.cuda.get_device_properties(place).total_memory)
     return usable().memory
-
-
-def free_disk(folder: Path) -> int:
-    """Bytes free where a folder lies, or will."""
-    return shutil.disk_usage(existing(folder)).free
 
 
 def in_units(size: float) -> str:

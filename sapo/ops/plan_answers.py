@@ -20,8 +20,6 @@ from sapo.tasks.questions import QuestionStream
 if TYPE_CHECKING:
     from sapo.node.round import NodeRuntime
 
-QUESTIONS = 8
-"""Of each task, where the time suffices."""
 ASK_S = 45.0
 """Seconds after which no further questions are asked."""
 Progress = Callable[[str, int, int], None]

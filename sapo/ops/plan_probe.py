@@ -10,7 +10,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,9 +26,9 @@ from sapo.core.determinism import thread_settings
 from sapo.core.errors import SapoError
 from sapo.core.unicode import say
 from sapo.ops.plan_answers import (
-    QUESTIONS,
     Answering,
     Example,
+    Progress,
     Stopwatch,
     TaskAnswers,
     ask_tasks,
@@ -56,7 +55,6 @@ ROWS = 64
 """Positions that are computed at once, as when answers are sampled side by side."""
 MATRICES, REPEATS = 24, 3
 """Of a model's layers, that are tried in bfloat16, and how often."""
-Progress = Callable[[str, int, int], None]
 
 
 class ProbeFailed(SapoError):
@@ -107,13 +105,12 @@ def as_probed(config: Config) -> Config:
         "eval": {"questions": 1, "probe_questions": 0},
         "history": {"uri": None, "flush_seconds": 0.1},
         "track": {"uri": None},
-        "node": None,
     }
     values = merge(config.model_dump(mode="json"), over)
     return parse(values | {"node": {}})
 
 
-def probe(config: Config, cache: Path, progress: Progress, questions: int = QUESTIONS) -> Probed:
+def probe(config: Config, cache: Path, progress: Progress, questions: int) -> Probed:
     """Try a node's config, as `as_probed` changes it, with so many questions of each task.
 
     Raises `ProbeFailed`.
@@ -122,8 +119,7 @@ def probe(config: Config, cache: Path, progress: Progress, questions: int = QUES
         folder = Path(scratch)
         values = {"config": config.model_dump(mode="json"), "cache": str(cache), "questions": questions}
         (folder / CONFIG).write_text(json.dumps(values), encoding="utf-8")
-        keys = {"SAPO_KEYS": str(folder / "keys")}
-        env = {**os.environ, **thread_settings(config.threads), **keys}
+        env = {**os.environ, **thread_settings(config.threads), "SAPO_KEYS": str(folder / "keys")}
         log = folder / "log"
         child = Child.start("probe", ["-m", "sapo.ops.plan_probe", scratch], log=log, env=env)
         try:
@@ -277,17 +273,14 @@ def _taught(sample: "Sample") -> "Sample":
 
 def _rows(config: Config, node: "NodeRuntime") -> float:
     """Of a round: the groups it learns from, and those it publishes, whose rows are no larger."""
-    batch = config.batch
-    return _trained(node) * (batch.local + batch.external + batch.b * config.share.fraction)
-
-
-def _trained(node: "NodeRuntime") -> float:
     import pyarrow as pa
     from pyarrow import parquet
 
     folder = node.parts.home.history / "training"
     tables = [parquet.read_table(file) for file in folder.rglob("*.parquet")]
-    return _compressed(pa.concat_tables(tables)) / ROUNDS if tables else 0.0
+    trained = _compressed(pa.concat_tables(tables)) / ROUNDS if tables else 0.0
+    batch = config.batch
+    return trained * (batch.local + batch.external + batch.b * config.share.fraction)
 
 
 def _compressed(table: Any) -> int:

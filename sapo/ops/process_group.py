@@ -179,10 +179,8 @@ class ProcessGroup:
             backoff.started()
             self._set(name, state="running", pid=child.pid, exit_code=None, note="")
             code = self._await(child, grace, ending)
-            if self._settled(name, code, child, ending):
-                return self.member(name)
             backoff.ended()
-            if not self._wait_for_restart(name, backoff, ending):
+            if self._settled(name, code, child, ending) or not self._wait_for_restart(name, backoff, ending):
                 return self.member(name)
         self._set(name, state="stopped")
         return self.member(name)

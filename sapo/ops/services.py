@@ -80,14 +80,9 @@ class Running:
 
     def __init__(self, services: Services, kept: dict[str, SupervisedServer], home: Home) -> None:
         self.services, self._kept, self._home = services, kept, home
-        self._waiting = [services.mlflow, services.prefect]
+        self.waiting = [services.mlflow, services.prefect]
+        """Those that have not answered yet."""
         self._deadline = time.monotonic() + START_LIMIT_S
-        self._up = False
-
-    @property
-    def waiting(self) -> tuple[str, ...]:
-        """Names of the servers that have not answered yet."""
-        return tuple(service.name for service in self._waiting)
 
     def up(self) -> bool:
         """Whether all have answered; the first time they have, `services.json` is written.
@@ -96,23 +91,20 @@ class Running:
         and the swarm goes on without it meanwhile. Raises `ServiceFailed` with the end of the log when a
         server ended before, or takes too long.
         """
-        if self._up:
+        if not self.waiting:
             for name, kept in self._kept.items():
                 self._keep(name, kept)
             return True
-        for service in self._waiting:
+        for service in self.waiting:
             kept_one = self._kept.get(service.name)
             if kept_one is not None and (code := kept_one.child.poll()) is not None:
-                raise _did_not_start(service, f"ended with code {code} at its start", kept_one.child.log)
-        self._waiting = [service for service in self._waiting if not answers(service, timeout=0.5)]
-        if self._waiting and time.monotonic() > self._deadline:
-            service = self._waiting[0]
-            late = f"did not answer within {START_LIMIT_S:.0f} s"
-            raise _did_not_start(service, late, Path(service.log or ""))
-        self._up = not self._waiting
-        if self._up:
+                raise _did_not_start(service, f"ended with code {code} at its start")
+        self.waiting = [service for service in self.waiting if not answers(service, timeout=0.5)]
+        if self.waiting and time.monotonic() > self._deadline:
+            raise _did_not_start(self.waiting[0], f"did not answer within {START_LIMIT_S:.0f} s")
+        if not self.waiting:
             self._write()
-        return self._up
+        return not self.waiting
 
     def _keep(self, name: str, kept: SupervisedServer) -> None:
         now = time.monotonic()
@@ -129,7 +121,7 @@ class Running:
                 return
             kept.backoff.started()
             kept.due_at = None
-            restarts = self._service(name).restarts + 1
+            restarts = getattr(self.services, name).restarts + 1
             self._note(name, f"is started again, restart {restarts}", pid=kept.child.pid, restarts=restarts)
         else:
             kept.turn_away()
@@ -143,11 +135,8 @@ class Running:
         kept.due_at = time.monotonic() + wait
         self._note(name, f"{what}; it is started again in {wait:g} s", away=what)
 
-    def _service(self, name: str) -> Service:
-        return self.services.mlflow if name == "mlflow" else self.services.prefect
-
     def _note(self, name: str, text: str, *, away: str = "", **changes: int) -> None:
-        service = replace(self._service(name), away=away, **changes)  # type: ignore[arg-type]
+        service: Service = replace(getattr(self.services, name), away=away, **changes)
         self.services = replace(self.services, **{name: service})
         if service.log is not None:
             with Path(service.log).open("a", encoding="utf-8") as log:
@@ -159,16 +148,13 @@ class Running:
         write_atomically(self._home.services, json.dumps(content, indent=1) + "\n", mode=0o600)
 
 
-def running(
-    config: Config, home: Home, *, env: Mapping[str, str] | None = None
-) -> AbstractContextManager[Running]:
+def running(config: Config, home: Home, *, env: Mapping[str, str]) -> AbstractContextManager[Running]:
     """Start the servers that are not there yet, and at the end stop those that were started.
 
     Does not wait until they answer: what else has to be loaded may be loaded meanwhile. Raises `UserError`
     for a port in use, a named server that does not answer, or servers that are open on this home already.
     """
-    base = dict(os.environ if env is None else env)
-    return _serving(config, home, base, named=config.track.uri, store=_own_store(home))
+    return _serving(config, home, env, named=config.track.uri, store=_own_store(home))
 
 
 def opened(config: Config, home: Home) -> AbstractContextManager[Running]:
@@ -292,8 +278,9 @@ def _start(
     return replace(service, pid=child.pid, log=str(log))
 
 
-def _did_not_start(service: Service, what: str, log: Path) -> ServiceFailed:
-    return ServiceFailed(f"the {service.name} server {what}; the end of {log}:\n{tail(log)}")
+def _did_not_start(service: Service, what: str) -> ServiceFailed:
+    end = "" if service.log is None else f"; the end of {service.log}:\n{tail(Path(service.log))}"
+    return ServiceFailed(f"the {service.name} server {what}{end}")
 
 
 def _named(service: Service, field: str) -> Service:

@@ -31,6 +31,7 @@ from sapo.peers import blocks, keyring
 from sapo.peers.membership import day
 from sapo.store.journal.journal import Journal
 from sapo.tasks.pins import left_to_others, missing, with_pins
+from sapo.tasks.workers import open_workers
 
 SHARED = ("tasks", "rules", "swarm.name")
 """Settings that the manifest decides, for every site."""
@@ -63,14 +64,12 @@ COMMENTS = {
 class Founded:
     """What beginning a swarm has made: the first site's config, the manifest's file and the config's.
 
-    `join` is what others add to `sapo join MANIFEST --site OTHER`, as far as this site knows it; `notes` are
-    sentences about what the manifest cannot carry.
+    `notes` are sentences about what the manifest cannot carry.
     """
 
     config: Config
     manifest: Path
     file: Path
-    join: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -113,7 +112,7 @@ def found_swarm(
     body = Manifest.of(config).model_dump(mode="json") | {ADVICE: advice}
     write_atomically(target, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
     write_atomically(written, text)
-    return Founded(config, target, written, join_sets(config), tuple(left))
+    return Founded(config, target, written, tuple(left))
 
 
 def _says_entry(sets: Sequence[str], file: Path | None) -> bool:
@@ -208,7 +207,8 @@ def _refuse_shared(sets: Sequence[str], file: Path | None) -> None:
 
 
 def join_sets(config: Config) -> tuple[str, ...]:
-    """The settings by which other sites reach a config's bus. Whose user and password, each site knows."""
+    """What others add to `sapo join MANIFEST --site OTHER` to reach a config's bus. Whose user and password,
+    each site knows."""
     bus = config.bus
     if isinstance(bus, SqliteBus):
         return () if bus.path is None else (f"bus.path={Path(bus.path).expanduser().absolute()}",)
@@ -282,8 +282,6 @@ def _load(
 
 def check_tasks(config: Config) -> None:
     """Raise `UserError` for a data set that is unknown here, or parameters that it does not take."""
-    from sapo.tasks.workers import open_workers
-
     with open_workers(config) as workers:
         workers.check(config.manifest_tasks())
 
@@ -311,7 +309,7 @@ def _site_toml(config: Config, preset: str) -> str:
     bus = type(config.bus).model_fields
     usual = parse(preset_values(preset)).model_dump(mode="json")
     chosen = _chosen(values, usual | {"bus": {name: field.default for name, field in bus.items()}})
-    chosen["tasks"] = [_without(task, config={}, weight=1.0) for task in values["tasks"]]
+    chosen["tasks"] = [task.model_dump(mode="json", exclude_defaults=True) for task in config.tasks]
     if values["bus"].get("username"):
         chosen["bus"]["password"] = values["bus"]["password"]
     head = f"# Site {config.swarm.site} of swarm {config.swarm.name}. What is not named here is the preset's."
@@ -335,12 +333,10 @@ def notes(home: Home, config: Config) -> list[str]:
         except UserError as error:
             found.append(f"{name} {error.problem}")
             continue
-        count = refused_lately(home, name, "own_name")
-        if count:
+        if count := refused_lately(home, name, "own_name"):
             what = f"{count} groups on the bus are of another node {name}, and refused"
             found.append(f"{what}: give each site its own swarm.site")
-        count = refused_lately(home, name, "own_key")
-        if count:
+        if count := refused_lately(home, name, "own_key"):
             found.append(
                 f"{count} groups on the bus are signed with the key of {name} and not its own: {STOLEN}"
             )
@@ -379,10 +375,6 @@ def _chosen(values: Mapping[str, Any], usual: Mapping[str, Any], section: str = 
             continue
         result[key] = value
     return result
-
-
-def _without(values: Mapping[str, Any], **usual: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in usual or value != usual[key]}
 
 
 def _is_section(value: Any) -> bool:

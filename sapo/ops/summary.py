@@ -1,4 +1,4 @@
-"""A run in figures: read from journals, MLflow, history and the held-out evaluation, written to summary.json.
+"""A run in figures, those of summary.json: read from journals, MLflow, history and the held-out evaluation.
 
 The three rewards of a run stay apart throughout: `reward/local` (a node's own completions),
 `reward/training_set` (everything in its batches, filtered foreign groups included) and the held-out
@@ -6,15 +6,12 @@ The three rewards of a run stay apart throughout: `reward/local` (a node's own c
 the full evaluation with each other, probes with probes (`sapo.ops.peaks`).
 """
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sapo.core import silence
-from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
@@ -24,13 +21,13 @@ from sapo.node import probes, taken_up
 from sapo.node.probes import Probe
 from sapo.ops import peaks
 from sapo.ops.peaks import Exam
+from sapo.store.history import totals
+from sapo.store.history.tables import Store
+from sapo.store.history.totals import Course
+from sapo.store.journal.journal import Journal
 from sapo.store.tracking.model_registry import load_mlflow, reaching
 from sapo.store.tracking.names import decoded, series_name
 from sapo.store.tracking.tracker import NODE
-
-if TYPE_CHECKING:
-    from sapo.store.history.tables import Store
-    from sapo.store.history.totals import Course
 
 TENTH = 10
 """First and last are means over the first and last tenth of a node's rounds: one round is mostly noise."""
@@ -41,7 +38,7 @@ Metrics = dict[str, dict[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a home holds: every node's metric series, its probes, and the full evaluation if there is one.
+    """What a home holds: every node's metric series, its probes, and the full evaluation, if there is one.
 
     `curves[node][metric]` is a list of (round, value) in order of rounds. `exams[node]` are the exams
     on the probe's questions, by round. `no_tokens` are the nodes whose tokens are not known of every
@@ -51,10 +48,10 @@ class Run:
     home: Home
     config: Config
     curves: dict[str, dict[str, list[Point]]]
-    evaluation: Sweep | None = None
+    evaluation: Sweep = field(default_factory=lambda: Sweep(nodes={}))
     exams: dict[str, list[Exam]] = field(default_factory=dict)
     probes: dict[str, list[Probe]] = field(default_factory=dict)
-    course: "Course | None" = None
+    course: Course | None = None
     no_tokens: Mapping[str, frozenset[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -69,11 +66,7 @@ def read_run(home: Home) -> Run:
     A journal is pruned once its rounds are delivered, so older rounds come from MLflow, or from the history
     if MLflow lacks them. What none of them has is noted.
     """
-    from sapo.store.history import totals
-    from sapo.store.history.tables import Store
-    from sapo.store.journal.journal import Journal
-
-    config, evaluation = home.load_config(), home.load_evaluation()
+    config, evaluation = home.load_config(), home.load_evaluation() or Sweep(nodes={})
     found: dict[str, Metrics] = {node: {} for node in home.node_names()}
     notes: list[str] = []
     wrong: dict[str, None] = {}
@@ -119,7 +112,7 @@ def read_run(home: Home) -> Run:
         node: peaks.exams(
             metrics,
             asked[node],
-            evaluation and evaluation.nodes.get(node),
+            evaluation.nodes.get(node),
             every=config.for_node(node).eval.probe_every,
         )
         for node, metrics in found.items()
@@ -128,14 +121,12 @@ def read_run(home: Home) -> Run:
 
 
 def _complete(
-    store: "Store | None", config: Config, node: str, incarnation: str, metrics: Metrics, done: int
+    store: Store | None, config: Config, node: str, incarnation: str, metrics: Metrics, done: int
 ) -> tuple[frozenset[str], list[str]]:
     """Add to a node's metrics what only the history knows of its `done` rounds.
 
     Returns the token series that stay incomplete, and a note about what is missing.
     """
-    from sapo.store.history import totals
-
     known = _rounds(metrics)
     lost = done - len(known)
     if lost <= 0:
@@ -184,20 +175,14 @@ def tracked(home: Home, uri: str | None, swarm: str) -> Iterator[tuple[str, str,
                         yield run.data.tags[NODE], name, metric.step, metric.value
 
 
-def rounds_done(curves: Mapping[str, Sequence[Point]]) -> int:
-    """How many rounds a node has finished: they count from 0 without a gap."""
-    return int(max(_rounds({name: dict(points) for name, points in curves.items()}), default=-1)) + 1
-
-
 def summarise(run: Run) -> RunFigures:
     """The figures of a run; what was not measured is None."""
-    evaluation = run.evaluation or Sweep(nodes={})
-    nodes = {node: _of_node(run, node, evaluation) for node in run.curves}
+    nodes = {node: _of_node(run, node) for node in run.curves}
     return RunFigures(
         swarm=run.config.swarm.name,
         home=str(run.home.root),
         nodes=nodes,
-        held_out=HeldOut(**dict(evaluation)),
+        held_out=HeldOut(**dict(run.evaluation)),
         notes=(
             *run.notes,
             *silence.told({node: figures.alarm for node, figures in nodes.items()}),
@@ -206,9 +191,9 @@ def summarise(run: Run) -> RunFigures:
     )
 
 
-def _of_node(run: Run, node: str, evaluation: Sweep) -> NodeFigures:
+def _of_node(run: Run, node: str) -> NodeFigures:
     config = run.config.for_node(node)
-    start, end = evaluation.start(node, config.model), evaluation.nodes.get(node)
+    start, end = run.evaluation.start(node, config.model), run.evaluation.nodes.get(node)
 
     def ends(series: str) -> Ends:
         """Means of the first and the last tenth of a series (at least one value each)."""
@@ -224,7 +209,9 @@ def _of_node(run: Run, node: str, evaluation: Sweep) -> NodeFigures:
 
     external = [value for _, value in run.curve(node, "share/external")]
     before, after = (dict(one.per_task) if one else {} for one in (start, end))
-    rounds, done = _by_round(run.curves[node]), rounds_done(run.curves[node])
+    rounds, curves = _by_round(run.curves[node]), run.curves[node].items()
+    # they count from 0 without a gap
+    done = int(max(_rounds({name: dict(points) for name, points in curves}), default=-1)) + 1
     return NodeFigures(
         model=config.model,
         rounds=done,
@@ -258,14 +245,6 @@ def _by_round(curves: Mapping[str, Sequence[Point]]) -> list[dict[str, float]]:
         for round, value in curves.get(name, ()):
             found.get(round, {})[name] = value
     return [found[round] for round in sorted(found)]
-
-
-def write_summary(run: Run) -> RunFigures:
-    """Write summary.json atomically, and return its content."""
-    figures = summarise(run)
-    text = json.dumps(figures.written(), indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomically(run.home.summary, text + "\n")
-    return figures
 
 
 def gain_sentence(figures: RunFigures) -> str:

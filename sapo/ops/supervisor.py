@@ -133,15 +133,8 @@ def run_swarm(
         home.swarm_state.unlink(missing_ok=True)
         try:
             with services.running(config, home, env=base) as servers:
-                watch = _Watch(
-                    Process(home, config, stop),
-                    insisted,
-                    on_status,
-                    interval_s,
-                    grace_s=SWARM_GRACE_S,
-                    done=lambda: _settled(home),
-                    servers=servers,
-                )
+                process = Process(home, config, stop)
+                watch = _Watch(process, insisted, on_status, interval_s, SWARM_GRACE_S, servers)
                 _run_flow(watch, command, servers.services.environment(home, base))
                 final = snapshot(config, home)
                 watch.show(CLOSING)
@@ -186,19 +179,15 @@ def _await_orphans(home: Home) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Waiting for the flow's process, passing on requests to stop and showing how it stands."""
+    """Waiting for a flow's process, passing on requests to stop and showing how it stands."""
 
     process: Process
     insisted: threading.Event
     on_status: OnStatus | None
     interval_s: float
     grace_s: float
-    done: Callable[[], bool] = lambda: False
-    """Whether the work is done, though the process may not have ended."""
     servers: Running | None = None
-    """What has to come up while the process is starting."""
-    alone: bool = False
-    """Whether asking this process to stop leaves others of the home at work."""
+    """Of the whole swarm: what has to come up while it is starting. None of a node or the archive alone."""
 
     def until_done(self, child: Child) -> int | None:
         """The exit code of the flow's process; None when it has to be ended, its work done or not.
@@ -215,7 +204,8 @@ class _Watch:
             # a flow that ends while its server is away takes minutes to notice; its work is done
             if now - looked_at >= DONE_POLL_S:
                 looked_at = now
-                done_at = min(done_at, now) if self.done() else float("inf")
+                done = self.servers is not None and _settled(self.process.home)
+                done_at = min(done_at, now) if done else float("inf")
             if now - told_at > self.grace_s or now - done_at > LINGER_S:
                 return None
             if now - shown_at >= self.interval_s:
@@ -227,8 +217,8 @@ class _Watch:
         return code
 
     def stopping(self) -> bool:
-        """Whether it is asked to stop; unless it is `alone`, all that runs in the home is then, too."""
-        if self.process.stop.is_set() and not self.alone:
+        """Whether it is asked to stop; where it is the swarm, all that runs in the home is then, too."""
+        if self.process.stop.is_set() and self.servers is not None:
             self.process.home.stop_flag.touch()
         return self.process.stopping()
 
@@ -238,7 +228,7 @@ class _Watch:
         status = snapshot(self.process.config, self.process.home)
         progress = status.progress
         if self.servers is not None and status.phase == "starting":
-            waiting = [*self.servers.waiting, "nodes"]
+            waiting = [*(server.name for server in self.servers.waiting), "nodes"]
             progress = (", ".join(waiting), 3 - len(waiting), 3)
         self.on_status(
             replace(
@@ -330,7 +320,7 @@ def _run_alone(
     )
     with stopping_on_signals(process.stop, insisted.set):
         try:
-            _Watch(process, insisted, on_status, 1.0, grace_s=grace_s, alone=True).until_done(child)
+            _Watch(process, insisted, on_status, 1.0, grace_s).until_done(child)
         finally:
             code = child.kill()
     return code, insisted.is_set()

@@ -165,7 +165,7 @@ def archived(home: Home) -> list[str]:
     config = home.load_config()
     store = open_store(config, home)
     with closing(open_bus(config, home)) as bus:
-        Archiver(bus, store, config.swarm.name).run()
+        Archiver(bus, store, home.load_manifest()).run()
     rows = query(store, "SELECT group_id, k, question FROM rollouts").to_pylist()
     assert set(Counter((row["group_id"], row["k"]) for row in rows).values()) == {1}
     return [row["question"] for row in rows if row["k"] == 0]

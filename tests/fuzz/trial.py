@@ -419,8 +419,7 @@ class Archive:
 
     def __init__(self, grounds: Grounds, carrier: Carrier, folder: Path) -> None:
         self.rules, self.store = grounds.rules(), Store(str(folder))
-        swarm, manifest = grounds.config.swarm.name, grounds.home.load_manifest()
-        self.archiver = Archiver(carrier.bus, self.store, swarm, manifest=manifest)
+        self.archiver = Archiver(carrier.bus, self.store, grounds.home.load_manifest())
         self.groups = 0
         self._read: set[str] = set()
         self._held: set[str] = set()

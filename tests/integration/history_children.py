@@ -3,6 +3,8 @@
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+from history_samples import MANIFEST
+
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
 from sapo.ops.archiver import Archiver
@@ -13,7 +15,7 @@ from sapo.store.journal.journal import Journal
 
 def archive(bus: str, uri: str, ready: Event) -> None:
     """Archive the bus in small steps, forever."""
-    archiver = Archiver(SqliteBus(Path(bus)), Store(uri), "tiny", limits=Limits(max_groups=3))
+    archiver = Archiver(SqliteBus(Path(bus)), Store(uri), MANIFEST, limits=Limits(max_groups=3))
     while True:
         archiver.run_once()
         ready.set()

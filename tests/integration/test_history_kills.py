@@ -7,7 +7,7 @@ from pathlib import Path
 
 import history_children
 import pytest
-from history_samples import INCARNATION, batch, batches, result, signed
+from history_samples import INCARNATION, MANIFEST, batch, batches, result, signed
 
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.types import Received, SignedGroup
@@ -45,7 +45,7 @@ def test_a_killed_archiver_loses_and_doubles_nothing(tmp_path: Path) -> None:
     kill_repeatedly(history_children.archive, str(tmp_path / "bus.sqlite"), store.uri)
     half = query.query(store, "SELECT count(DISTINCT group_id) AS n FROM rollouts")["n"][0].as_py()
     assert 0 < half < 150
-    Archiver(bus, store, "tiny").run()
+    Archiver(bus, store, MANIFEST).run()
     bus.close()
     rows = query.query(
         store, "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1"

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
-from history_samples import signed
+from history_samples import MANIFEST, signed
 from kafka import KafkaAdminClient, TopicPartition
 
 from infra.kafka.cluster import Cluster
@@ -53,7 +53,7 @@ def bus(kafka: Cluster, topic: str) -> Iterator[KafkaBus]:
 
 
 def archiver(bus: object, store: Store, **more: object) -> Archiver:
-    return Archiver(bus, store, "tiny", **more)  # type: ignore[arg-type]
+    return Archiver(bus, store, MANIFEST, **more)  # type: ignore[arg-type]
 
 
 def held(store: Store) -> list[tuple[str, int]]:

@@ -22,7 +22,7 @@ from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.schema import GuardConfig
-from sapo.core.types import RoundResult
+from sapo.core.types import Recipe, RoundResult
 from sapo.node.tracked import open_tracked, tracker_of
 from sapo.ops.archiver import Archiver
 from sapo.peers.signing import seal
@@ -105,11 +105,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
                 results[node.name].append(run_round(node))
         assert all(node.drain(60) for node in nodes)
     tracker_of(config, "n0", home, uri=uri).set_champion({ROUNDS: 0.5}, "these")
-    hostile = make_group(swarm="test", texts=(HOSTILE, "2"), question=f"{HOSTILE}?")
+    recipe = Recipe.make("chain_sum", config.tasks[0].config, seed=0)
+    hostile = make_group(swarm="test", texts=(HOSTILE, "2"), question=f"{HOSTILE}?", recipe=recipe)
     stray, refused = (seal(group, make_identity("peer")) for group in (hostile, make_group(round=1)))
     bus, store = open_bus(config, home), open_store(config, home)
     bus.publish([stray, refused])
-    Archiver(bus, store, "test").run()
+    Archiver(bus, store, home.load_manifest()).run()
     bus.close()
     return Ended(home, config, store, uri, results, stray.group_id, refused.group_id)
 

@@ -74,7 +74,7 @@ def test_a_member_is_a_flow_in_prefect_a_run_in_mlflow_and_a_row_in_status(
     tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, others = make_home(tmp_path / "home", config), make_home(tmp_path / "servers", small_config())
-    with services.running(small_config(), others) as servers:
+    with services.running(small_config(), others, env=os.environ) as servers:
         while not servers.up():
             time.sleep(0.1)
         for name, value in servers.services.environment(others, {}).items():

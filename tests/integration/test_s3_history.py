@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import upkeep_children
 from deltalake import DeltaTable
-from history_samples import INCARNATION, batch, batches, deliver, signed
+from history_samples import INCARNATION, MANIFEST, batch, batches, deliver, signed
 from recorded_runs import SILO, run_legs
 
 from infra.s3.server import S3Server
@@ -34,8 +34,8 @@ def test_history_comes_back_from_s3_bit_for_bit(s3: S3Server, tmp_path: Path) ->
     bus, store = SqliteBus(tmp_path / "bus.sqlite"), Store("s3://history/plain")
     assert store.find("rollouts") is None
     bus.publish([signed(i) for i in range(6)])
-    assert Archiver(bus, store, "tiny").run().rows == 24
-    assert Archiver(bus, store, "tiny").run().rows == 0
+    assert Archiver(bus, store, MANIFEST).run().rows == 24
+    assert Archiver(bus, store, MANIFEST).run().rows == 0
     deliver(store, 0, 1)
     assert batches(store, "n0", INCARNATION) == [batch(0), batch(1)]
     assert query.rollouts(store, nodes=["n1"], limit=5).num_rows == 5
@@ -151,7 +151,7 @@ def test_a_handle_that_missed_a_commit_is_refused_on_s3_too(s3: S3Server) -> Non
 def test_a_store_that_is_away_is_unavailable_soon(s3: S3Server, tmp_path: Path) -> None:
     bus, store = SqliteBus(tmp_path / "bus.sqlite"), Store("s3://history/away")
     bus.publish([signed(0)])
-    archiver = Archiver(bus, store, "tiny")
+    archiver = Archiver(bus, store, MANIFEST)
     archiver.run()
     s3.kill()
     try:
@@ -193,7 +193,7 @@ def test_a_store_that_hangs_is_unavailable_after_its_time(s3: S3Server) -> None:
 def test_a_table_read_while_the_store_goes_away_is_unavailable(s3: S3Server, tmp_path: Path) -> None:
     bus, store = SqliteBus(tmp_path / "bus.sqlite"), Store("s3://history/reads")
     bus.publish([signed(i) for i in range(4)])
-    Archiver(bus, store, "tiny").run()
+    Archiver(bus, store, MANIFEST).run()
     bus.publish([signed(i) for i in range(4)])
 
     class Closing(SqliteBus):
@@ -205,7 +205,7 @@ def test_a_table_read_while_the_store_goes_away_is_unavailable(s3: S3Server, tmp
 
     try:
         with pytest.raises(Unavailable):
-            Archiver(Closing(tmp_path / "bus.sqlite"), store, "tiny").run()
+            Archiver(Closing(tmp_path / "bus.sqlite"), store, MANIFEST).run()
     finally:
         s3.restart()
-    assert Archiver(bus, store, "tiny").run().duplicates == 4
+    assert Archiver(bus, store, MANIFEST).run().duplicates == 4

@@ -4,7 +4,7 @@ import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from history_samples import deliver
+from history_samples import MANIFEST, deliver
 
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
@@ -25,7 +25,7 @@ def maintain_for_ever(uri: str, ready: Event) -> None:
 
 def archive(bus: str, uri: str, groups: int, ready: Event, met_an_outage: Event) -> None:
     """Archive the bus in small steps until nothing is left of it."""
-    archiver = Archiver(SqliteBus(Path(bus)), Store(uri), "tiny", limits=Limits(max_groups=2))
+    archiver = Archiver(SqliteBus(Path(bus)), Store(uri), MANIFEST, limits=Limits(max_groups=2))
     passed = 0
     while passed < groups:
         try:

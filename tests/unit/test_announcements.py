@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import make_manifest
 
 from sapo.bus.memory import MemoryBus
 from sapo.core.errors import Refused
@@ -47,7 +48,7 @@ def test_a_group_is_none_and_an_announcement_is_no_group_to_those_who_know_none(
 def test_the_archive_passes_it_over_and_keeps_what_only_begins_as_one(tmp_path: Path) -> None:
     bus, real = MemoryBus(), make_announcement()
     bus.publish([real, make_signed(), real.model_copy(update={"signature": "0" * 128})])
-    found = Archiver(bus, Store(str(tmp_path)), "s").run()
+    found = Archiver(bus, Store(str(tmp_path)), make_manifest("s")).run()
     assert (found.groups, found.refused, found.duplicates, found.passed) == (1, 1, 0, 3)
 
 

@@ -78,8 +78,8 @@ def make_run(home: Home, evaluation: dict[str, Any] | None = None) -> Run:
         for node in ("n0", "n1")
     }
     lines = {node: {name: list(line.items()) for name, line in own.items()} for node, own in curves.items()}
-    sweep = None if evaluation is None else Sweep.model_validate(evaluation)
-    exams = {node: peaks.exams(curves[node], [], sweep and sweep.nodes[node], every=25) for node in curves}
+    sweep = Sweep.model_validate(evaluation or {"nodes": {}})
+    exams = {node: peaks.exams(curves[node], [], sweep.nodes.get(node), every=25) for node in curves}
     return Run(home, DEMO, lines, sweep, exams)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from history_samples import INCARNATION, batch, batches, deliver, recorded, result, signed
+from history_samples import INCARNATION, MANIFEST, batch, batches, deliver, recorded, result, signed
 from kept_homes import DONE, kept_home
 from swarms import small_config
 
@@ -67,7 +67,7 @@ def fill(store: Store, tmp_path: Path) -> None:
         deliver(store, round, node="n1")
         forged = signed(round).model_copy(update={"signature": "00" * 64})
         bus.publish([signed(round), signed(round, 1), forged])
-        Archiver(bus, store, "tiny").run()
+        Archiver(bus, store, MANIFEST).run()
     bus.close()
 
 
@@ -106,7 +106,7 @@ def test_marks_outlive_compaction_checkpoints_and_log_clean_up(store: Store, tmp
     deliver(store, *range(8))
     assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(8)]
     bus = SqliteBus(tmp_path / "bus.sqlite")
-    assert Archiver(bus, store, "tiny").run().rows == 0
+    assert Archiver(bus, store, MANIFEST).run().rows == 0
     bus.close()
 
 
@@ -222,7 +222,7 @@ def archive_at(store: Store, folder: Path, times: dict[int, float]) -> None:
     for round, at in times.items():
         bus = SqliteBus(folder / "bus.sqlite", clock=lambda at=at: at)  # type: ignore[misc]
         bus.publish([signed(round, 2), signed(round, 5)])
-        Archiver(bus, store, "tiny").run()
+        Archiver(bus, store, MANIFEST).run()
         bus.close()
 
 

@@ -15,7 +15,7 @@ import duckdb
 import polars as pl
 import pytest
 from deltalake import ColumnProperties, DeltaTable, WriterProperties, write_deltalake
-from history_samples import IDENTITY, deliver, group, signed
+from history_samples import IDENTITY, MANIFEST, deliver, group, signed
 
 from sapo.bus.base import Limits, Malformed, Poll, Positions
 from sapo.bus.memory import MemoryBus
@@ -38,7 +38,7 @@ def bus() -> MemoryBus:
 
 
 def archiver(bus: object, store: Store, **more: object) -> Archiver:
-    return Archiver(bus, store, "tiny", clock=lambda: 1_700_000_600.0, **more)  # type: ignore[arg-type]
+    return Archiver(bus, store, MANIFEST, clock=lambda: 1_700_000_600.0, **more)  # type: ignore[arg-type]
 
 
 def groups_held(store: Store) -> list[tuple[str, int]]:

@@ -5,20 +5,21 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import pytest
 from prefect.exceptions import TerminationSignal
 
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
 from sapo.flows import orchestrator
 from sapo.flows.orchestrator import ATTEMPT, Orchestrator, at_work, count_tasks
+from sapo.ops.process import Process
 
 
-@dataclass
-class Worker:
-    stop: threading.Event = field(default_factory=threading.Event)
-    failure: BaseException | None = None
+def a_process() -> Process:
+    return Process(Home(Path("nowhere")), Config(), threading.Event())
 
 
 class Prefect(http.server.BaseHTTPRequestHandler):
@@ -66,13 +67,13 @@ def fails(error: BaseException) -> str:
     "error", [httpx.ConnectError("refused"), RuntimeError("Failed to reach API"), httpx.ReadTimeout("slow")]
 )
 def test_work_goes_on_when_prefect_goes_away_under_a_flow(server: str, error: Exception) -> None:
-    one = Orchestrator(Worker(), server)
+    one = Orchestrator(a_process(), server)
     assert one.run(lambda: fails(error), lambda: "plain") == "plain"
     assert one.unrecorded == 1
 
 
 def test_runs_while_prefect_is_away_are_counted_and_the_next_is_a_flow_again(server: str) -> None:
-    one = Orchestrator(Worker(), server)
+    one = Orchestrator(a_process(), server)
     Prefect.status = 503
     for _ in range(3):
         assert one.run(lambda: pytest.fail("started"), lambda: "plain") == "plain"
@@ -82,7 +83,7 @@ def test_runs_while_prefect_is_away_are_counted_and_the_next_is_a_flow_again(ser
 
 
 def test_prefects_own_answer_to_sigterm_is_a_request_to_stop(server: str) -> None:
-    worker = Worker()
+    worker = a_process()
     assert Orchestrator(worker, server).run(lambda: fails(TerminationSignal(15)), lambda: "plain") == "plain"
     assert worker.stop.is_set()
 
@@ -98,7 +99,7 @@ def test_a_flow_that_does_not_end_is_left_alone_and_counts_until_it_does(
         prefect.wait(20)
         return made
 
-    one = Orchestrator(Worker(), server)
+    one = Orchestrator(a_process(), server)
     assert one.run(flow, lambda: "plain") == "made"
     assert one.unrecorded == 1
     assert one.metrics() == {"prefect/unrecorded": 1.0}
@@ -113,7 +114,7 @@ def test_a_flow_that_cannot_be_ended_was_made_once(server: str) -> None:
         at_work(lambda: "made")
         raise httpx.ConnectError("refused")
 
-    one = Orchestrator(Worker(), server)
+    one = Orchestrator(a_process(), server)
     assert one.run(flow, lambda: "made twice") == "made"
     assert one.unrecorded == 1
     assert one.metrics()["outage/prefect"] == 1.0
@@ -143,7 +144,7 @@ def test_the_work_goes_on_while_prefect_is_slow_and_is_the_flows_once_it_begins(
         prefect.wait(20)
         return at_work(work)
 
-    one = Orchestrator(Worker(), server)
+    one = Orchestrator(a_process(), server)
     assert one.run(flow, lambda: pytest.fail("plainly"), step) == "made"
     assert [who for _, who in done[:4]] == ["meanwhile"] * 4
     assert [who for _, who in done].count("flow") == 1
@@ -156,7 +157,7 @@ def test_what_the_work_raises_is_raised_whether_or_not_the_flow_can_end(
     server: str, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     monkeypatch.setattr(orchestrator, "END_S", 0.05)
-    worker, prefect = Worker(), threading.Event()
+    worker, prefect = a_process(), threading.Event()
 
     def work() -> str:
         worker.failure = RuntimeError("the loss is not finite")
@@ -178,7 +179,7 @@ def test_a_server_that_hangs_is_waited_for_once(server: str, monkeypatch: pytest
     monkeypatch.setattr(orchestrator, "HEALTH_S", 0.8)
     monkeypatch.setattr(orchestrator, "AWAY_HEALTH_S", 0.02)
     Prefect.hangs = True
-    one = Orchestrator(Worker(), server)
+    one = Orchestrator(a_process(), server)
     assert one.run(lambda: pytest.fail("started"), lambda: "plain") == "plain"
     started = time.monotonic()
     for _ in range(5):
@@ -204,7 +205,7 @@ def test_task_runs_that_prefect_did_not_record_are_counted(
         count_tasks(5)
         return five_tasks()
 
-    one = Orchestrator(Worker(), server)
+    one = Orchestrator(a_process(), server)
     for _ in range(3):
         assert one.run(lambda: at_work(work), lambda: "plain") == "made"
     assert one.unrecorded_tasks == 6, "the third is counted later: it may still be written"
@@ -216,7 +217,7 @@ def test_a_server_that_ends_in_the_middle_of_an_answer_stops_no_work(
 ) -> None:
     monkeypatch.setattr(orchestrator, "SETTLED_S", 0.0)
     Prefect.promised = 9
-    one = Orchestrator(Worker(), server)
+    one = Orchestrator(a_process(), server)
     for _ in range(2):
         assert one.run(lambda: at_work(five_tasks), lambda: "plain") == "made"
     assert one.unrecorded_tasks == 0, "not known yet"

@@ -212,7 +212,8 @@ def test_a_swarm_on_a_bus_of_another_package_is_by_invitation_and_says_how_to_jo
     sets = ["bus.type=own", "bus.open=sapo_demo:bus", "bus.config.partitions=2"]
     begun = sites.found_swarm("s", "a", "starter", sets, tmp_path)
     assert begun.config.rules.entry == "invite"
-    assert begun.join == ("bus.type=own", "bus.open=sapo_demo:bus", "bus.config.partitions=2")
+    others = sites.join_sets(begun.config)
+    assert others == ("bus.type=own", "bus.open=sapo_demo:bus", "bus.config.partitions=2")
     assert load(file=begun.file, env={}).bus == begun.config.bus
 
 

@@ -54,10 +54,10 @@ def question(held_out: bool) -> str:
     return next(text for text in texts if (bucket(text, MANIFEST.salt) < MANIFEST.held_out) == held_out)
 
 
-def archive(store: Store, groups: Sequence[SignedGroup], manifest: Manifest | None = MANIFEST) -> Archiver:
+def archive(store: Store, groups: Sequence[SignedGroup], manifest: Manifest = MANIFEST) -> Archiver:
     bus = MemoryBus()
     bus.publish(groups)
-    return Archiver(bus, store, "s", manifest=manifest, clock=lambda: 7.0)
+    return Archiver(bus, store, manifest, clock=lambda: 7.0)
 
 
 def test_what_a_node_refused_is_delivered_once_however_often_it_is_tried(store: Store) -> None:
@@ -138,7 +138,7 @@ def test_what_came_after_a_crash_is_counted_though_its_author_has_all_their_rows
     flood = [make_signed("loud", position=place, question=question(held_out=True)) for place in range(90)]
     for crash, some in ((True, flood[:40]), (False, flood[40:])):
         bus.publish(some)
-        Archiver(bus, store, "s", manifest=MANIFEST).run()
+        Archiver(bus, store, MANIFEST).run()
         if crash:  # after the commit to one table, before that to the other
             shutil.rmtree(store.table_uri("rollouts"))
     assert sum(count for (count,) in kept(store, "count")) == len(flood)

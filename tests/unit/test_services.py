@@ -159,3 +159,12 @@ def test_a_server_that_dies_again_and_again_is_given_up_and_the_swarm_goes_on(
         assert running.up(), "it is no failure of the swarm"
     assert len(children) == 3
     assert "it is not started again" in (home.logs / "mlflow.log").read_text()
+
+
+def test_a_named_server_that_went_away_is_said_to_have_gone(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "START_LIMIT_S", 0.0)
+    away = Services(Service("mlflow", "http://127.0.0.1:9"), Service("prefect", "http://127.0.0.1:9/api"))
+    with pytest.raises(services.ServiceFailed, match=r"the mlflow server did not answer within 0 s$"):
+        Running(away, {}, home).up()

@@ -272,7 +272,7 @@ def test_what_the_site_says_itself_takes_the_place_of_what_its_pack_says(home: H
     home.config.write_text(json.dumps(values))
     pack_node(home, "a1", tmp_path / "a1.tar.gz")
     sets = ["bus.servers=there:9092", "bus.ca_file=null"]
-    bus = unpack_node(tmp_path / "a1.tar.gz", tmp_path / "new", sets).config.bus
+    bus = unpack_node(tmp_path / "a1.tar.gz", tmp_path / "new", sets).home.load_config().bus
     assert bus == KafkaBus(servers="there:9092", topic="sapo.s")
 
 
@@ -312,4 +312,5 @@ def test_nodes_beyond_what_a_pack_may_bring_may_be_said_by_the_site(home: Home, 
     crafted = rewritten(
         tmp_path / "a1.tar.gz", indexed(lambda index: index["config"]["swarm"].update(nodes=10_000))
     )
-    assert unpack_node(crafted, tmp_path / "new", ["swarm.nodes=3"]).config.nodes == ["a0", "a1", "a2"]
+    home = unpack_node(crafted, tmp_path / "new", ["swarm.nodes=3"]).home
+    assert home.load_config().nodes == ["a0", "a1", "a2"]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from makers import make_group, make_identity, make_received
+from makers import make_group, make_identity, make_manifest, make_received
 
 from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import load
@@ -83,7 +83,7 @@ def archive(store: Store, *groups: SignedGroup, bus: MemoryBus | None = None) ->
     """All rows of `rollouts` after these groups were archived."""
     bus = bus or MemoryBus()
     bus.publish(list(groups))
-    Archiver(bus, store, "s").run()
+    Archiver(bus, store, make_manifest("s")).run()
     return query.query(store, "SELECT * FROM rollouts ORDER BY round, k DESC").to_pylist()
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from history_samples import deliver, signed
+from history_samples import MANIFEST, deliver, signed
 from makers import finish_round
 from packed_nodes import take_checkpoint
 from rich.markdown import Markdown
@@ -91,7 +91,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     bus = MemoryBus()
     for number in range(2):
         bus.publish([signed(number, 2, node="n1")])
-    Archiver(bus, store, "tiny").run_once()
+    Archiver(bus, store, MANIFEST).run_once()
     rewrite(store, "training")
     rewrite(store, "rollouts")
     return home

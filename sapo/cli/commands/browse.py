@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, program, typed
+from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, typed
 from sapo.core.errors import UserError
 from sapo.core.unicode import say
 
@@ -54,8 +54,7 @@ def rollouts(
     row per completion that matches. Scores are those that learners gave when they trained on a completion;
     an unused one has none.
     """
-    from sapo.store.history import open_store
-    from sapo.store.history.query import names
+    from sapo.store.history import open_store, query
 
     if as_json and parquet is not None:
         raise UserError("--parquet", str(parquet), "goes not with --json", "choose one of them")
@@ -68,12 +67,10 @@ def rollouts(
         ("--task", task, "dataset", [one.dataset for one in config.manifest_tasks()]),
     ):
         if unknown := set(asked or ()) - set(own):  # of other sites, or of earlier configs?
-            there = sorted({*own, *names(store, "node" if column == "node" else "dataset")})
+            there = sorted({*own, *query.names(store, "node" if column == "node" else "dataset")})
             if unknown := unknown - set(there):
                 remedy = "name one of them"
                 raise UserError(option, min(unknown), f"the swarm has {', '.join(there)}", remedy)
-    from sapo.store.history import query
-
     one_by_one = completions or as_json or parquet is not None
     table = query.rollouts(
         store,
@@ -203,7 +200,7 @@ def report(home: HomeOption = None, as_json: JsonOption = False) -> None:
     else:
         from sapo.cli.report.run_tables import print_summary
 
-        print_summary(figures, found, program())
+        print_summary(figures, found)
 
 
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
@@ -221,12 +218,12 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     untracked = now.services is None and not named
     if untracked and any(node.pid is not None and "track" in owed[node.name] for node in now.nodes):
         said.append("no MLflow is named: series stay in the journal until `track.uri` names one")
+    links = {} if now.services is None else pages_of(now.services, config.swarm.name)[0]
     if as_json:
         place = {"swarm": config.swarm.name, "home": str(found.root)}
-        links, _ = ({}, False) if now.services is None else pages_of(now.services, config.swarm.name)
         print_json({**place, **dataclasses.asdict(now), "pages": links, "owed": owed, "notes": said})
     else:
-        _show_status(now, owed, config.swarm.name, found)
+        _show_status(now, owed, links, found)
         for note in said:
             say(note)
 
@@ -256,7 +253,9 @@ def of_member(node: "NodeStatus", home: "Home") -> "Iterator[str]":
         yield f"answer for {node.name}: {home.page(node.name).read_text(encoding='utf-8').strip()}"
 
 
-def _show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str, home: "Home") -> None:
+def _show_status(
+    now: "SwarmStatus", owed: dict[str, dict[str, int]], links: dict[str, str], home: "Home"
+) -> None:
     from sapo.cli.report.live_view import NodeTable
     from sapo.core.terminal import Terminal
 
@@ -276,10 +275,7 @@ def _show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str
             what = ", ".join(f"{count} {kind}" for kind, count in counts.items())
             console.print(f"{name} has yet to deliver: {what}")
     if now.services is not None:
-        from sapo.cli.report.pages import pages_of
-
         away = {"MLflow": now.services.mlflow.away, "Prefect": now.services.prefect.away}
-        links, _ = pages_of(now.services, swarm)
         for name, link in links.items():
             state = f" ({away[name]})" if away[name] else ""
             console.print(f"{name:<8}{link}{state}", soft_wrap=True)

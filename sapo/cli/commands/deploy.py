@@ -22,7 +22,6 @@ def deploy(
     Called again it changes what differs, and removes nodes that left. In a home that holds a run, the site
     goes on under that run's config; what --config and --set name is changed.
     """
-
     from sapo.cli.commands import checks, launch
     from sapo.cli.report.live_view import open_view
     from sapo.ops import deployments

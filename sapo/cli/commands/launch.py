@@ -110,10 +110,14 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
     `checks.check_start` comes before it. Raises `UserError` for tasks, held-out questions or models that are
     wrong; the home is then as it was.
     """
+    from sapo.tasks.workers import open_workers
+
     for line in describe(config, names):
         view.note(line)
-    if config.member is not None:
-        prepare_member(config, home, view)
+    if config.member is not None:  # it has tasks, and no model, held-out questions or history
+        with open_workers(config) as workers:
+            check_tasks(config, workers, view)
+        write_home(config, home, view)
         return
     view.note(foretold(config))
     loading = "loading torch, transformers and what a node needs"
@@ -121,15 +125,17 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
     from sapo.policy.hf_import import transformers
 
     transformers.logging.disable_progress_bar()  # it would draw over the view
+    from sapo.node.parts import refuse_unwalled
     from sapo.ops.plan import refuse_too_many
     from sapo.policy import malloc
-    from sapo.tasks.workers import open_workers
 
     view.step(loading, 1, 1)
     for line in refuse_too_many(config, home, default_cache()):
         view.note(line)
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
         check_tasks(config, workers, view)
+        for name in config.nodes:
+            refuse_unwalled(config.for_node(name), workers)
         drawn = draw_held_out(config, home, Home(Path(scratch)), workers, view)
         checked: list[Config] = []
         for own in map(config.for_node, config.nodes):
@@ -137,35 +143,23 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
                 prepare_model(own, workers, view)
                 checked.append(own)
         malloc.give_back()  # the command lives as long as its swarm, and needs no model
-        home.prepare(config, Manifest.of(config))
-        if exposed := home.exposed():
-            view.note(exposed)
+        write_home(config, home, view)
         write_atomically(home.held_out, drawn)
         prepare_history(config, home, view)
 
 
-def prepare_member(config: Config, home: Home, view: "View") -> None:
-    """The same for a member: it has tasks, and no model, held-out questions or history."""
-    from sapo.tasks.workers import open_workers
-
+def check_tasks(config: Config, workers: "TaskWorkers", view: "View") -> None:
+    """Raise `UserError` for a task that cannot be asked."""
     view.step("checking the tasks", 0, 1)
-    with open_workers(config) as workers:
-        workers.check(config.manifest_tasks())
+    workers.check(config.manifest_tasks())
     view.step("checking the tasks", 1, 1)
+
+
+def write_home(config: Config, home: Home, view: "View") -> None:
+    """Write config and manifest into the home, with a warning where other users may enter it."""
     home.prepare(config, Manifest.of(config))
     if exposed := home.exposed():
         view.note(exposed)
-
-
-def check_tasks(config: Config, workers: "TaskWorkers", view: "View") -> None:
-    """Raise `UserError` for a task that cannot be asked, or walls that do not stand around the workers."""
-    from sapo.node.parts import refuse_unwalled
-
-    view.step("checking the tasks", 0, 1)
-    workers.check(config.manifest_tasks())
-    for name in config.nodes:
-        refuse_unwalled(config.for_node(name), workers)
-    view.step("checking the tasks", 1, 1)
 
 
 def draw_held_out(config: Config, home: Home, draft: Home, workers: "TaskWorkers", view: "View") -> str:
@@ -309,7 +303,7 @@ def run(config: Config, home: Home) -> int:
         prepare(config, home, view, config.nodes)
         final = run_swarm(config, home, on_status=Watcher(view, config.swarm.name))
     if any(node.rounds for node in final.nodes):
-        print_summary(write_report(home), home, program(), console)
+        print_summary(write_report(home), home, console)
     if final.phase == "finished":
         return DONE
     for line in left_undone(final):
@@ -324,12 +318,10 @@ def run(config: Config, home: Home) -> int:
 
 def left_undone(final: "SwarmStatus") -> list[str]:
     """What the processes of a swarm said last that could not deliver everything."""
-    members = [(node.name, node.state, node.note) for node in final.nodes]
-    members += [
-        (name, getattr(final, name).state, getattr(final, name).note) for name in ("archive", "evaluate")
-    ]
-    last = {name: note.strip().splitlines()[-1:] for name, state, note in members if state == "owing"}
-    return [f"{name}: {''.join(lines)}" for name, lines in last.items()]
+    others = {"archive": final.archive, "evaluate": final.evaluate}
+    members = {node.name: node for node in final.nodes} | others
+    owing = {name: one.note.strip().splitlines() for name, one in members.items() if one.state == "owing"}
+    return [f"{name}: {''.join(lines[-1:])}" for name, lines in owing.items()]
 
 
 def run_one(config: Config, home: Home, name: str) -> int:

@@ -202,9 +202,6 @@ def evaluate(
         return
 
     from sapo.cli.report.live_view import open_view
-    from sapo.cli.report.run_tables import SummaryTable, sentences
-    from sapo.core.terminal import Terminal
-    from sapo.ops.summary import read_run, summarise
 
     with open_view(found.load_manifest().swarm) as view:
         view.step("loading torch", 0, 1)
@@ -220,6 +217,10 @@ def evaluate(
     if as_json:
         print_json(sweep.written())
         return
+    from sapo.cli.report.run_tables import SummaryTable, sentences
+    from sapo.core.terminal import Terminal
+    from sapo.ops.summary import read_run, summarise
+
     figures = summarise(read_run(found))
     console = Terminal()
     console.print(SummaryTable(figures))
@@ -240,7 +241,6 @@ def _together(home: "Home", names: str | None, log: str | None, *, alone: bool, 
 
 
 def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
-
     from sapo.cli.report.live_view import open_view
 
     config = home.load_config()

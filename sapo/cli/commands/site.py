@@ -65,7 +65,7 @@ def init(
     for name, why in unearned(made.config.manifest_tasks()).items():
         warn(f"{name}: {why}; a swarm learns that instead of solving it")
     _say_next(made.file, made.config, None)
-    sets_of_others = [word for item in made.join for word in ("--set", item)]
+    sets_of_others = [word for item in sites.join_sets(made.config) for word in ("--set", item)]
     words = ["sapo", "join", made.manifest.name, "--site", "OTHER", *sets_of_others]
     say(f"others join with: {shlex.join(words)}")
     if made.config.rules.entry == "invite":

@@ -78,7 +78,7 @@ def show_answers(made: "Plan", console: "Console") -> None:
     for node in made.nodes:
         if node.probed is None:
             continue
-        shown = Table(box=None, pad_edge=False, header_style="bold", title=titled(node), title_justify="left")
+        shown = Table(box=None, pad_edge=False, header_style="bold", title=node.who, title_justify="left")
         shown.add_column("task", overflow="fold")
         for head in FIGURES:
             shown.add_column(head, justify="right")
@@ -112,7 +112,7 @@ def show(made: "Plan", console: "Console") -> None:
     shown.add_column("each node")
     columns = [rows(node) for node in made.nodes]
     for node in made.nodes:
-        shown.add_column(titled(node), justify="right")
+        shown.add_column(node.who, justify="right")
     for name in dict.fromkeys(name for column in columns for name in column):
         shown.add_row(name, *(column.get(name, "") for column in columns))
     shown.add_section()
@@ -126,14 +126,9 @@ def show(made: "Plan", console: "Console") -> None:
     console.print(shown)
     for node in made.nodes:
         if node.faster:
-            console.print(f"{titled(node)}: faster with {node.faster}")
+            console.print(f"{node.who}: faster with {node.faster}")
     for line in made.missing:
         console.print(f"not known: {line}")
-
-
-def titled(node: "NodePlan") -> str:
-    """Which nodes a column is of."""
-    return node.names[0] if len(node.names) == 1 else f"{node.names[0]} to {node.names[-1]}"
 
 
 def rows(node: "NodePlan") -> dict[str, str]:

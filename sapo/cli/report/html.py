@@ -1,10 +1,9 @@
-"""HTML pages from the templates beside this file; what is not marked as markup is escaped."""
+"""HTML pages from the templates beside this file; all but drawings is escaped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from sapo.core.unicode import printable
 
@@ -30,15 +29,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing with what it means."""
+    """A drawing of `svg_charts`, which escapes what it is given, and what it means."""
 
-    svg: Markup
+    svg: str
     caption: str
-
-
-def figure(svg: str, caption: str) -> Figure:
-    """A drawing of `svg_charts`, which escapes what it is given."""
-    return Figure(Markup(svg), caption)
 
 
 def render(template: str, **values: object) -> str:

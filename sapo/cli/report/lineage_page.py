@@ -4,7 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sapo.cli.report.html import Table, figure, percent, render
+from sapo.cli.report.html import Figure, Table, percent, render
+from sapo.cli.report.live_view import seconds
 from sapo.cli.report.svg_charts import PALETTE, colour, stacked_bars
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
@@ -41,7 +42,7 @@ def _page(document: Document) -> str:
     if "when" in document:
         labels = _labels(document)
         note = "How much each peer taught when. Ticks at the top: grey where a round made no step, red where "
-        picture = figure(_strip(document, labels), note + "its step was rolled back.")
+        picture = Figure(_strip(document, labels), note + "its step was rolled back.")
     return render(
         "lineage.html",
         title=headline(document),
@@ -169,7 +170,7 @@ def _sums(one: Document) -> tuple[str, ...]:
         f"{one['tokens']:,}",
         percent(one["share"]),
         "–" if one["advantage"] is None else f"{one['advantage']:.3f}",
-        "–" if one["age_s"] is None or own else seconds(one["age_s"]),
+        seconds(None if own else one["age_s"]),
         "–" if versions is None else f"{versions[0]}–{versions[1]}",
     )
 
@@ -265,14 +266,6 @@ def answer_table(document: Document) -> Table:
 def _verdict(part: Document) -> str:
     score = part["outcome"] if part["score"] is None else f"{part['score']:g}"
     return f"{score} ({part['advantage']:+.3f}, {part['tokens']} tokens)"
-
-
-def seconds(value: float) -> str:
-    """A duration for a person to read."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if abs(value) >= size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value:.2f} s"
 
 
 def moment(at: float) -> str:

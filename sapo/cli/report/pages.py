@@ -3,7 +3,6 @@
 import http.client
 import json
 import urllib.request
-from typing import Any
 from urllib.parse import urlencode
 
 from sapo.core.config.secrets import public
@@ -28,7 +27,7 @@ def pages_of(services: Services, swarm: str) -> tuple[dict[str, str], bool]:
     elif experiment is None:
         mlflow = f"{base}/{parent_run.LIST_LINK}"
     else:
-        mlflow = f"{base}/{parent_run.charts_link(experiment['experiment_id'])}"
+        mlflow = f"{base}/{parent_run.charts_link(experiment)}"
     links = {"MLflow": mlflow, "Prefect": _prefect(services.prefect)}
     return links, experiment is not None or mlflow == base
 
@@ -45,15 +44,14 @@ def _entrance(service: Service, base: str) -> str:
     return f"{base.replace('://', f'://{service.login}@', 1)}{ENTRANCE}"
 
 
-def _experiment(service: Service, swarm: str) -> dict[str, Any] | None:
-    """The swarm's experiment from MLflow's API; None if there is none or it does not answer."""
+def _experiment(service: Service, swarm: str) -> str | None:
+    """The id of the swarm's experiment from MLflow's API; None if there is none or it does not answer."""
     asked = urlencode({"experiment_name": swarm})
     request = urllib.request.Request(f"{service.url}/api/2.0/mlflow/experiments/get-by-name?{asked}")
     if service.login is not None:
         request.add_header("Authorization", basic(service.login))
     try:
         with urllib.request.urlopen(request, timeout=ASK_S) as reply:
-            found: dict[str, Any] = json.load(reply)["experiment"]
-            return found
+            return str(json.load(reply)["experiment"]["experiment_id"])
     except (OSError, http.client.HTTPException, ValueError, KeyError):
         return None

@@ -1,11 +1,12 @@
 """A run as one self-contained page: what was run, what came of it, curves, and answers one can read."""
 
+import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from sapo.cli.report.example_groups import ExampleGroup, read_example_groups
-from sapo.cli.report.html import Figure, Table, figure, percent, render
+from sapo.cli.report.html import Figure, Table, percent, render
 from sapo.cli.report.live_view import duration
 from sapo.cli.report.run_tables import HELD_OUT, ROUNDS, table
 from sapo.cli.report.svg_charts import Bar, Point, Span, colour, line_chart, rolling_mean
@@ -15,11 +16,11 @@ from sapo.core.config.load import Config
 from sapo.core.config.schema import GenerateConfig
 from sapo.core.config.secrets import public
 from sapo.core.errors import Unavailable, UserError
-from sapo.core.figures import RunFigures, Shift, Sweep
+from sapo.core.figures import RunFigures, Shift
 from sapo.core.types import canonical
 from sapo.ops.judge_store import curves
 from sapo.ops.peaks import sentence
-from sapo.ops.summary import Run, gain_sentence, read_run, write_summary
+from sapo.ops.summary import Run, gain_sentence, read_run, summarise
 from sapo.policy.evaluate import FULL_SCORE
 
 REWARDS = (
@@ -52,7 +53,9 @@ def write_report(home: Home) -> RunFigures:
     """Write report.html and summary.json of a home, each whole or not at all; returns the summary. Raises
     `UserError` where the home holds no swarm."""
     run = read_run(home)
-    figures = write_summary(run)
+    figures = summarise(run)
+    text = json.dumps(figures.written(), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(home.summary, text + "\n")
     try:
         groups = read_example_groups(home)
     except (Unavailable, UserError):  # the run's notes say so
@@ -171,11 +174,10 @@ def course(run: Run) -> tuple[str, str, list[tuple[str, str, bool]]] | None:
     Returns the node, the question, and per answer when, its text and whether it was right; None before
     there are two of them. The question is the first whose answer changed from wrong to right, else the first.
     """
-    evaluation = run.evaluation or Sweep(nodes={})
     courses = []
     for node, asked in run.probes.items():
-        end = evaluation.nodes[node].answers if node in evaluation.nodes else ()
-        for place, (_, question) in enumerate(evaluation.examples):
+        end = run.evaluation.nodes[node].answers if node in run.evaluation.nodes else ()
+        for place, (_, question) in enumerate(run.evaluation.examples):
             answers = [
                 (f"after {probe.round} rounds", *probe.answers[question])
                 for probe in asked
@@ -206,7 +208,7 @@ def _chart(run: Run, series: str, title: str, note: str) -> Figure:
     window = max(1, max((len(line) for line in lines.values()), default=0) // 20)
     bands = {node: spread([*lines.values()], window) for node in [*lines][:1] if len(lines) > 2}
     svg = line_chart(title, lines, x_label="round", y_label=series, window=window, bands=bands)
-    return figure(svg, note)
+    return Figure(svg, note)
 
 
 def spread(lines: Sequence[Sequence[Point]], window: int) -> list[Span]:
@@ -227,7 +229,7 @@ def exam_chart(run: Run, name: str) -> Figure:
         bars[node] = (
             [(*lines[node][-1], exams[-1].greedy_half if greedy else exams[-1].half, False)] if exams else []
         )
-        full = run.evaluation and run.evaluation.nodes.get(node)
+        full = run.evaluation.nodes.get(node)
         if full is not None and full.round is not None:
             half = None if greedy else full.interval
             bars[node].append((float(full.round), getattr(full, name), half, True))
@@ -240,7 +242,7 @@ def exam_chart(run: Run, name: str) -> Figure:
         "interval. The hollow square is the full evaluation, which asks more questions."
     )
     svg = line_chart(title, lines, x_label="round", y_label="share passed", marks=True, bars=bars)
-    return figure(svg, note)
+    return Figure(svg, note)
 
 
 def judge_chart(run: Run, judged: Mapping[str, list[Point]]) -> Figure:
@@ -255,17 +257,16 @@ def judge_chart(run: Run, judged: Mapping[str, list[Point]]) -> Figure:
         "One held-out question, the same for all nodes, whenever the judge comes round and a node has a new "
         "checkpoint: the sum of the scores of its one answer each. Over the rounds a node was judged in."
     )
-    return figure(svg, note)
+    return Figure(svg, note)
 
 
 def before_and_after(run: Run) -> Iterator[tuple[str, str, Table]]:
     """The same held-out questions, answered by the policies at the start and at the end."""
-    evaluation = run.evaluation or Sweep(nodes={})
-    asked = [(node, evaluation.nodes[node]) for node in run.curves if node in evaluation.nodes]
-    for place, (dataset, question) in enumerate(evaluation.examples):
+    asked = [(node, run.evaluation.nodes[node]) for node in run.curves if node in run.evaluation.nodes]
+    for place, (dataset, question) in enumerate(run.evaluation.examples):
         rows = []
         for node, end in asked:
-            start = evaluation.start(node, "")
+            start = run.evaluation.start(node, "")
             if start and place < min(len(start.answers), len(end.answers)):
                 rows.append((node, *(_answer(*one.answers[place]) for one in (start, end))))
         yield dataset, question, Table(("node", "at the start", "at the end"), rows)

@@ -1,6 +1,5 @@
 """A run's figures as tables, of the page and of the terminal, and the last screen of a run."""
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from sapo.cli.commands.options import typed
 from sapo.cli.report.html import Table, percent
 from sapo.cli.report.live_view import Column, fitted, number
 from sapo.core.config.home import Home
@@ -98,7 +98,7 @@ def _trait(name: str) -> Show:
     return lambda node: from_to(*(getattr(node.traits.get(name, Ends()), end) for end in ("first", "last")))
 
 
-def print_summary(figures: RunFigures, home: Home, program: str, console: Console | None = None) -> None:
+def print_summary(figures: RunFigures, home: Home, console: Console | None = None) -> None:
     """The end of a run on one screen: figures, what was learned, where everything lies, what to type."""
     console = console or Terminal()
     console.print(SummaryTable(figures))
@@ -107,7 +107,6 @@ def print_summary(figures: RunFigures, home: Home, program: str, console: Consol
         console.print(Text(text, style="bold"))
     for note in figures.notes:
         console.print(Text(note, style="yellow"))
-    root = shlex.quote(home.shown)
     console.print()
     for what, place in (
         ("page", home.report),
@@ -119,22 +118,22 @@ def print_summary(figures: RunFigures, home: Home, program: str, console: Consol
     first = next(iter(figures.nodes), "n0")
     console.print("\nWorth typing next:")
     commands = [
-        (f"ui --home {root}", "its curves in MLflow, its flow runs in Prefect"),
-        (f"replay {first} --check --home {root}", f"that the history makes {first}'s very weights again"),
+        (typed(home, "ui"), "its curves in MLflow, its flow runs in Prefect"),
+        (typed(home, "replay", first, "--check"), f"that the history makes {first}'s very weights again"),
     ]
     nodes = figures.nodes.values()
     if any(node.share_external for node in nodes):
         commands += [
-            (f"rollouts --home {root} --source external", "what the nodes learned from each other"),
-            (f"lineage {first} --home {root}", f"who taught {first} what"),
+            (typed(home, "rollouts", "--source", "external"), "what the nodes learned from each other"),
+            (typed(home, "lineage", first), f"who taught {first} what"),
         ]
     if all(node.alarm for node in nodes):
-        commands.append((f"try --home {root} --set ...", "what a change would give, before the next run"))
+        commands.append((typed(home, "try", "--set", "..."), "what a change would give, before the next run"))
     elif all(node.rounds >= node.rounds_total for node in nodes):
         more = 2 * max(node.rounds_total for node in nodes)
-        commands.append((f"swarm --resume --home {root} --rounds {more}", "go on for as long again"))
+        commands.append((typed(home, "swarm", "--resume", "--rounds", f"{more}"), "go on for as long again"))
     for command, why in commands:
-        console.print(Text(f"  {program} {command}   ").append(why, style="dim"), soft_wrap=True)
+        console.print(Text(f"  {command}   ").append(why, style="dim"), soft_wrap=True)
 
 
 def sentences(figures: RunFigures) -> list[str]:
