@@ -35,8 +35,7 @@ from sapo.learn.update import Learner
 from sapo.node import round as node_module
 from sapo.node.async_rollout import Ahead
 from sapo.policy import models
-from sapo.tasks.work_batch import WorkBatch
-from sapo.tasks.worker_messages import Item, Lot, Op
+from sapo.tasks.worker_messages import Item, Lot, Op, Reply
 
 node_module.ATTEMPTS = 10_000  # an update that is killed here is not one that dies by itself
 PACKAGE = str(Path(sapo.__file__).parent)
@@ -135,7 +134,7 @@ class Killer:
                 self.die(HALF)
             update(learner)
 
-        def inside(workers: Any, op: Op, items: Sequence[Item]) -> WorkBatch:
+        def inside(workers: Any, op: Op, items: Sequence[Item]) -> list[Reply]:
             if INSIDE not in self.known and op in ("score", "judge"):
                 workers._workers[0].assign(range(len(items)), Lot(op, tuple(items)))
                 self.die(INSIDE)
