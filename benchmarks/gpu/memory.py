@@ -57,17 +57,12 @@ def used_mb() -> float:
     return float(done.stdout.split()[0]) * 2**20 / 1e6
 
 
-def resident_mb(line: str = "VmRSS:", pid: int | str = "self") -> float:
-    """A process's memory in MB; `VmHWM:` for the most it had."""
-    for one in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+def resident_mb(line: str = "VmRSS:") -> float:
+    """This process's memory in MB; `VmHWM:` for the most it had."""
+    for one in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if one.startswith(line):
             return int(one.split()[1]) * 1024 / 1e6
     return 0.0
-
-
-def now_mb(device: str, *pids: int) -> float:
-    """Memory in use now: of the whole GPU, or of this process and others."""
-    return used_mb() if device == "cuda" else resident_mb() + sum(resident_mb(pid=pid) for pid in pids)
 
 
 def _follow(child: "subprocess.Popen[str]", found: Watched) -> None:
