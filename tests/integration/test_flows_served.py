@@ -67,11 +67,12 @@ def flow_runs(home: Home) -> list[tuple[str, str, str]]:
 
 
 def rounds_of(name: str, node: str) -> list[int]:
-    """The rounds in a flow run's name, such as `n0 · rounds 4-7`; none where it is another node's."""
-    if not name.startswith(node):
+    """The rounds in a node's flow run's name, such as `n0 · rounds 4-7`; none in `n0 · finished`."""
+    author, _, span = name.partition(" · rounds ")
+    if author != node or not span:
         return []
-    first, last = name.removeprefix(f"{node} · rounds ").split("-")
-    return list(range(int(first), int(last) + 1))
+    first, last = map(int, span.split("-"))
+    return list(range(first, last + 1))
 
 
 def test_all_four_flows_ran_with_readable_names(home: Home) -> None:
