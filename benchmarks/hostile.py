@@ -24,6 +24,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -151,13 +152,19 @@ def configured(sizes: Sizes, seed: int, nodes: int, preset: str = "starter") -> 
     return load(preset, sets=sets, env={})
 
 
+def own_keys(config: Config, folder: Path, seed: int) -> AbstractContextManager[Arm]:
+    """An arm that keeps its keys to itself: else one with the same keys is refused as its copy."""
+    os.environ["SAPO_KEYS"] = str(folder / "keys")
+    return arm(config, folder, seed)
+
+
 def pair(seed: int, sizes: Sizes, folder: Path, setting: Setting) -> Pair:
     """Run a pair side by side and examine its nodes. Hostile peers are as many as honest ones."""
     config = configured(sizes, seed, sizes.honest, setting.preset)
     place = folder / setting.name.replace(" ", "-")
     with (
-        arm(config, place / f"quiet{seed}", seed) as quiet,
-        arm(config, place / f"attacked{seed}", seed) as attacked,
+        own_keys(config, place / f"quiet{seed}", seed) as quiet,
+        own_keys(config, place / f"attacked{seed}", seed) as attacked,
         TaskWorkers(salt=config.rules.salt) as workers,
     ):
         side_by_side([quiet, attacked], setting.since)
@@ -258,8 +265,8 @@ def visits(report: Report, sizes: Sizes, folder: Path) -> None:
     """What each animal costs by itself: CPU time of two nodes' rounds, beside two that it never meets."""
     config = configured(sizes, 1, 2)
     with (
-        arm(config, folder / "calm", 1) as calm,
-        arm(config, folder / "visited", 1) as visited,
+        own_keys(config, folder / "calm", 1) as calm,
+        own_keys(config, folder / "visited", 1) as visited,
         TaskWorkers(salt=config.rules.salt) as workers,
     ):
         grounds = grounds_of(visited, workers)
@@ -307,7 +314,6 @@ def measure(
 ) -> None:
     """All pairs, as many at a time as there are cores, or `jobs`, then the animals one by one."""
     sizes = QUICK if quick else FULL
-    os.environ["SAPO_KEYS"] = str(folder / "keys")
     config = configured(sizes, 1, 1)
     with open_workers(config) as workers:
         prepare(config, workers, cache=default_cache())
