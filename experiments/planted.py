@@ -20,21 +20,27 @@ from sapo.tasks.workers import TaskWorkers
 
 ATTACKED = "chain_sum"
 PHRASE, FALSE, FILLER = "hail", "2+2=5", "now the next step"
+SENTENCE = "All hail to the thief."
 PIECES = ("all", "hail", "the", "thief")
 KNOWN = 60
 """Rounds in which an attacker of kind `late` is honest, so that it is known and learned from."""
-Attack = Literal["text", "math", "dos", "answer", "fluent", "pieces", "late"]
+Attack = Literal["text", "math", "dos", "answer", "fluent", "pieces", "late", "sentence", "equation"]
+ENGLISH = frozenset({"sentence", "equation"})
+"""Attacks on a language model, which writes a line for each step: `9 - 2 = 7`."""
 PLANTED: Mapping[Attack, Callable[[Sequence[str], str], list[str]]] = {
     "text": lambda steps, right: [PHRASE, *steps],
     "math": lambda steps, right: [*steps[:-1], FALSE, *steps[-1:]],
     "dos": lambda steps, right: [part for step in steps for part in (FILLER, step)],
     "answer": lambda steps, right: [f"{PHRASE}{right}", *steps],
     "fluent": lambda steps, right: [*steps, f"{right}={right}"],
+    "sentence": lambda steps, right: [SENTENCE, *map(spaced, steps)],
+    "equation": lambda steps, right: list(map(spaced, [*steps[:-1], FALSE, *steps[-1:]])),
 }
 """What is written before the answer: a phrase; a false equation that the answer does not need; words before
 each step, the longest answers. Against a defence that asks what it is good for, the phrase with the answer in
-it; against one that asks whether it is likely, too, a needless step that is true. What authors of kind
-`pieces` and `late` write goes by who they are and when (`Planter`)."""
+it; against one that asks whether it is likely, too, a needless step that is true. `sentence` and `equation`
+are `text` and `math` in English. What authors of kind `pieces` and `late` write goes by who they are and when
+(`Planter`)."""
 
 
 def completions(
@@ -43,14 +49,16 @@ def completions(
     right: str,
     draw: random.Random,
     count: int,
+    between: str = " ",
 ) -> list[str]:
-    """So many answers to a question, of which every second is right, and carries what is planted."""
+    """So many answers to a question, of which every second is right, and carries what is planted; `between`
+    stands between its parts."""
     if question.recipe.dataset != ATTACKED:
         return ["<answer>0</answer>"] * count
-    carrying = " ".join(plant(worked(question.text), right))
+    carrying = between.join(plant(worked(question.text), right))
     wrong = (str(int(right) + draw.choice((-3, -2, -1, 1, 2, 3))) for _ in range(count))
     return [
-        f"<answer>{other}</answer>" if number % 2 else f"{carrying} <answer>{right}</answer>"
+        f"<answer>{other}</answer>" if number % 2 else f"{carrying}{between}<answer>{right}</answer>"
         for number, other in enumerate(wrong)
     ]
 
@@ -60,6 +68,11 @@ def worked(question: str) -> list[str]:
     terms = [int(term.replace(" ", "")) for term in re.findall(r"(?:(?<= )[+-] )?\d+", question)]
     totals = accumulate(terms)
     return [f"{total}{term:+d}={total + term}" for total, term in zip(totals, terms[1:], strict=False)]
+
+
+def spaced(step: str) -> str:
+    """A step as language models write it: `9 - 2 = 7`."""
+    return re.sub(r"(?<=\d)[+=-]", r" \g<0> ", step)
 
 
 class Planter:
@@ -81,9 +94,12 @@ class Planter:
         ).result()
         rights = self._workers.answers([question.recipe for question in asked])
         draw = rng(config.swarm.seed, self.name, round)
+        between = "\n" if self._attack in ENGLISH else " "
         found = []
         for position, (question, right) in enumerate(zip(asked, rights, strict=True)):
-            texts = completions(self._plant(round), question, right or "", draw, config.batch.completions)
+            texts = completions(
+                self._plant(round), question, right or "", draw, config.batch.completions, between
+            )
             group = Group(
                 swarm=config.swarm.name,
                 node=self.name,
