@@ -115,7 +115,9 @@ def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: 
 
 @pytest.mark.parametrize("attack", get_args(Attack))
 def test_every_second_answer_of_an_attack_passes_and_carries_what_it_plants(attack: Attack) -> None:
-    grid = next(grid for grid in map(read, ("planted", "planted-adapted", "planted-smollm2")) if attack in grid.arms)
+    grid = next(
+        grid for grid in map(read, ("planted", "planted-adapted", "planted-smollm2")) if attack in grid.arms
+    )
     config = grid.config(Job(arm=attack, seed=1))
     with open_workers(config) as workers:
         groups = [unseal(one) for one in Planter(attack, config, identity(1, 3), workers).groups(KNOWN, 0.0)]
