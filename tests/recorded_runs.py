@@ -17,7 +17,12 @@ SILO = ("swarm.nodes=1", "batch.external=0")
 TRADE: tuple[tuple[str, ...], ...] = (
     (),
     ("learn.loss=grpo", "learn.advantage=mean_std", "learn.foreign=as_if_own", "learn.foreign_credit=useful"),
-    ("learn.loss=dr_grpo", "learn.micro_batch=4", "learn.foreign=as_if_own", "learn.foreign_credit=useful"),
+    (
+        "learn.loss=dr_grpo",
+        "learn.micro_batch=4",
+        "learn.foreign=as_if_own",
+        "learn.foreign_credit=worthwhile",
+    ),
     ("learn.loss=cispo", "learn.epochs=2", "learn.foreign=as_if_own", "learn.foreign_credit=floor"),
     ("learn.loss=gspo", "learn.epochs=2", "learn.foreign=as_if_own", "learn.foreign_credit=all"),
     ("learn.foreign=bounded", "learn.foreign_floor=-2"),

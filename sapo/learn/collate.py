@@ -36,6 +36,8 @@ class Row:
     """The sampler's log-probabilities, one per trained token: the engine's own, or a trusted peer's."""
     group: int = 0
     """Position of its group in the batch."""
+    rate: float = 0.0
+    """The mean score of the batch's own answers to its task, or to all tasks, where it is a foreign one."""
 
     @property
     def start(self) -> int:
@@ -129,7 +131,9 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
     tokens, count = _usual(batch, learn)
     dropped = {"truncated": 0, "foreign": 0}
     missing = 0
+    rates = _own_rates(batch)
     for group in batch.groups:
+        rate = rates.get(group.recipe.dataset, rates.get("", 0.0))
         quiet = [0, 0]
         for sample in group.samples:
             reason = _excluded(sample, group, learn, batch.round)
@@ -138,7 +142,7 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
             if reason is not None:
                 dropped[reason] = dropped.get(reason, 0) + 1
             elif group.informative:
-                rows.append(_row(sample, group, learn))
+                rows.append(_row(sample, group, learn, rate))
                 continue
             elif learn.token_mean == "all":
                 quiet[0] += sum(sample.loss_mask)
@@ -189,7 +193,18 @@ def _trusted(group: BatchGroup, learn: LearnConfig) -> bool:
     )
 
 
-def _row(sample: Sample, group: BatchGroup, learn: LearnConfig) -> Row:
+def _own_rates(batch: Batch) -> dict[str, float]:
+    """The mean score of own answers by data set, and of all of them under ``""``."""
+    found: dict[str, list[float]] = {}
+    for group in batch.groups:
+        scores = [one.score for one in group.samples if one.score is not None]
+        if group.source == "local":
+            for name in (group.recipe.dataset, ""):
+                found.setdefault(name, []).extend(scores)
+    return {name: math.fsum(scores) / len(scores) for name, scores in found.items() if scores}
+
+
+def _row(sample: Sample, group: BatchGroup, learn: LearnConfig, rate: float = 0.0) -> Row:
     told = group.source == "local" or _trusted(group, learn)
     return Row(
         token_ids=sample.token_ids,
@@ -198,6 +213,7 @@ def _row(sample: Sample, group: BatchGroup, learn: LearnConfig) -> Row:
         external=group.source == "external",
         behaviour=sample.behaviour_logprobs if told else None,
         group=group.position,
+        rate=rate if group.source == "external" else 0.0,
     )
 
 

@@ -4,7 +4,8 @@ A right answer may carry anything (*Hail to the Thief*, arXiv:2511.09780), and o
 it. `floor` is that paper's check of logits, token by token. `useful` asks the own policy what each segment is
 good for: how much likelier it makes what follows it, as far as that is good for something itself. A step is
 worth what it does for the next one, the last for the answer, and the answer for there being no more to say.
-What nothing follows is worth nothing, but for the token that ends the answer.
+What nothing follows is worth nothing, but for the token that ends the answer. `worthwhile` asks besides what
+the whole is good for: who goes on from a text that does not lead to its answer only guesses.
 
 No token has more weight than one before it: behind a useless phrase a policy would learn to go on from it,
 until the phrase is a sign of what follows, and so of use. Nor has any more than with `all`: in the mean of a
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from sapo.core.config.load import LearnConfig
 from sapo.learn.collate import Chunk, Row
-from sapo.learn.segments import BEFORE, BLANK, STOP, segments
+from sapo.learn.segments import BEFORE, BLANK, STOP, answer_of, segments
 
 UNLIKELY = math.log(0.2)
 """A completion none of whose tokens is below this is credited without a second look: it teaches little."""
@@ -72,6 +73,11 @@ def credit(
         asked = {(chunk.groups[n], look.without) for n, some in seen.items() for look in some if look.without}
         measured = logprobs(list(dict.fromkeys(rows))) if rows else {}
         weights = {n: useful(values[n], some, measured) for n, some in seen.items()}
+        if learn.foreign_credit == "worthwhile":
+            for n, row in foreign.items():
+                begin, end = answer_of([said[n][offset] for offset in row.trained])
+                part = worth(values[n][begin:end], row.rate)
+                weights[n] = [part * weight for weight in weights[n]]
     for n, line in weights.items():
         found[n, : len(line)] = torch.tensor(line, dtype=found.dtype)
     return found, asked
@@ -141,6 +147,18 @@ def useful(
             gain = math.fsum(one for one in gains if math.isfinite(one))
         weights[look.begin : look.end] = [-math.expm1(-max(gain, 0.0))] * (look.end - look.begin)
     return list(accumulate(weights, min))
+
+
+def worth(answer: Sequence[float], rate: float) -> float:
+    """How much of a completion is learned, by the log-probabilities of its answer behind the rest of it:
+
+        min(1, p(answer | what is before it) / rate)
+
+    Who goes on from that text is right with this probability, and otherwise as often as own answers are."""
+    chance = math.exp(min(0.0, math.fsum(answer)))
+    import os
+
+    return min(1.0, chance / rate) ** float(os.environ.get("POW", "1")) if rate > 0 else 1.0
 
 
 def _without(row: Row, gone: Collection[int]) -> Row:

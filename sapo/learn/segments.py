@@ -107,3 +107,14 @@ def segments(marks: Sequence[int]) -> list[tuple[int, int]]:
         if former is None or former.step or word.step or former.ends or word.first & OPENS
     ]
     return list(zip(begins, [*begins[1:], len(marks)], strict=True))
+
+
+def answer_of(marks: Sequence[int]) -> tuple[int, int]:
+    """Begin and end of the answer itself, by the marks of a completion's tokens: its last segment, or what is
+    between two tags in it, without the end."""
+    begin, end = next(((b, e) for b, e in reversed(segments(marks)) if not marks[b] & STOP), (0, 0))
+    closing = next((place for place in range(begin, end) if marks[place] & TAG), None)
+    if closing is None:
+        return begin, end
+    opening = next((place for place in range(begin, closing) if marks[place] & ENDS), begin - 1)
+    return (opening + 1, closing) if opening + 1 < closing else (begin, end)

@@ -154,9 +154,11 @@ class Learner:
             problem = "a record names so many, the config does not"
             raise UserError("learn.epochs", learn.epochs, problem, "set learn.epochs to it if it was so")
         self._forward.check(learn)
-        if learn.foreign_credit == "useful" and segment_marks(self.model) is None:
+        if learn.foreign_credit in ("useful", "worthwhile") and segment_marks(self.model) is None:
             problem = "the model does not say where segments end"
-            raise UserError("learn.foreign_credit", "useful", problem, "mark them (sapo.learn.segments)")
+            raise UserError(
+                "learn.foreign_credit", learn.foreign_credit, problem, "mark them (sapo.learn.segments)"
+            )
         self._loss = policy_loss(learn.loss)
         self.learn = learn
         if temperature is not None:

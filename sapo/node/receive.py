@@ -77,7 +77,9 @@ class Intake:
         groups = [one for one in poll.received if not is_announcement(one)]
         # by the bus's time stamps: within a poll, too, a copy comes after its original
         received = sorted(groups, key=lambda one: one.timestamp) if self.config.batch.external else []
-        came, no_room = self.quotas.screen(received, rng, lambda one: self._admit(one, now))
+        came, no_room = self.quotas.screen(
+            received, rng, lambda one: self._admit(one, now), lambda entry: entry.verdict is None
+        )
         for one in no_room:
             self._refuse(Refused("no_room"), one)
         rows = [entry.to_row() for entry in came if entry.group_id in self.pool]

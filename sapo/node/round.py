@@ -253,7 +253,7 @@ class NodeRuntime:
             now.tokens = self._tokens(now.local)  # while the workers score
             if now.outcomes is None:
                 now.outcomes = score_groups(parts.workers, now.groups)
-            standards = own_standards(now.groups, now.outcomes)
+            standards = own_standards(now.groups, now.outcomes, now.tokens)
             quotas.earn(self._own_seconds(parts.clock() - started), self.round)
             scores = [[outcome.score for outcome in row] for row in now.outcomes]
             now.draw = sampling.sample_external(

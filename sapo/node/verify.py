@@ -1,5 +1,6 @@
 """Verification of what peers wrote: regenerated, scored, and compared with the node's own answers."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,23 +24,29 @@ from sapo.tasks.workers import PeerGroup, TaskWorkers
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The best and the mean score of answers; by default nothing falls short of it."""
+    """The best and the mean score of answers, and the tokens of the largest group; by default nothing falls
+    short of it."""
 
     best: float = 0.0
     mean: float = 0.0
+    tokens: float = math.inf
 
     def above(self, scores: Sequence[float], tolerance: float) -> bool:
         """Whether `scores` fall short of it: in the best of them, or by half in their mean."""
         return max(scores) < self.best - tolerance or fmean(scores) < self.mean / 2 - tolerance
 
 
-def own_standards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]) -> dict[str, Baseline]:
-    """What a round's own answers reach, by data set, and all of them together under ``""``."""
+def own_standards(
+    groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]], tokens: Sequence[Tokens] = ()
+) -> dict[str, Baseline]:
+    """What a round's own answers reach, by data set, and all of them together under ``""``; `tokens` are of
+    those that are learned from."""
+    largest = max((one.answered for one in tokens), default=math.inf)
     scores: dict[str, list[float]] = {}
     for group, row in zip(groups, outcomes, strict=True):
         for name in (group.recipe.dataset, ""):
             scores.setdefault(name, []).extend(one.score for one in row if one.score is not None)
-    return {name: Baseline(max(found), fmean(found)) for name, found in scores.items() if found}
+    return {name: Baseline(max(found), fmean(found), largest) for name, found in scores.items() if found}
 
 
 @dataclass
@@ -57,8 +64,9 @@ class PeerVerifier:
     ) -> list[Entry]:
         """Regenerate and score groups; returns the entries with their verdicts and tokens.
 
-        A newcomer's group that falls short of the node's own (`own_standards`) is `substandard`: until its
-        author is known, half-right answers are not learned from.
+        A newcomer's group that falls short of the node's own (`own_standards`), or is larger than the largest
+        of them, is `substandard`: until its author is known, half-right answers are not learned from, nor
+        what costs more than own ones, as one newcomer's long answers would use up the time of all.
         """
         tokens, found, seconds = self._measured(entries)
         good = [i for i in range(len(entries)) if i not in found]
@@ -71,10 +79,11 @@ class PeerVerifier:
                 found[i] = self._bad(entries[i], judgement.reason)
         for i, entry in enumerate(entries):
             newcomer = not self.quotas.known(entry.group.key)
-            short = newcomer and self._falls_short(entry.group, found[i], standards)
+            standard = standards.get(entry.group.recipe.dataset) or standards.get("") or Baseline()
+            short = newcomer and self._falls_short(found[i], standard)
             useful = not short and informative(found[i].scores, self.config.learn.zero_tolerance)
             self.quotas.judged(entry.group.key, seconds[i], useful)
-            if short:
+            if short or (newcomer and tokens[i].answered > standard.tokens):
                 found[i] = found[i].model_copy(update={"reason": "substandard"})
         return [replace(entry, verdict=found[i], tokens=tokens[i]) for i, entry in enumerate(entries)]
 
@@ -96,13 +105,12 @@ class PeerVerifier:
             seconds.append(time.thread_time() - began)
         return tokens, found, seconds
 
-    def _falls_short(self, group: Group, verdict: Verdict, standards: Mapping[str, Baseline]) -> bool:
-        """Whether informative scores fall short of the node's own, on that data set if it can tell."""
+    def _falls_short(self, verdict: Verdict, standard: Baseline) -> bool:
+        """Whether informative scores fall short of the node's own."""
         tolerance = self.config.learn.zero_tolerance
         if not informative(verdict.scores, tolerance):
             return False
         known = [score for score in verdict.scores if score is not None]
-        standard = standards.get(group.recipe.dataset) or standards.get("") or Baseline()
         return standard.above(known, tolerance)
 
     def _bad(self, entry: Entry, reason: str) -> Verdict:

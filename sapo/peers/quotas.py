@@ -43,6 +43,8 @@ MEMORY = 4096
 """Newcomers remembered, and as many known authors; those of whom nothing was verified longest go first."""
 LOOKS = 48
 """Records looked at in a round per place in the pool: forgers of a known key may have sent most of them."""
+PASSING = 4
+"""So many records that do not stay in the pool take one of its places."""
 CREDIT_S = 0.5
 """What an account begins with, and may hold in any case; whoever has some may go into debt for one group."""
 CREDIT_ROUNDS = 3.0
@@ -137,11 +139,16 @@ class Quotas:
     # --- before signatures are checked -----------------------------------------------------------------
 
     def screen(
-        self, received: Sequence[Received], rng: random.Random, admit: Callable[[Received], T | None]
+        self,
+        received: Sequence[Received],
+        rng: random.Random,
+        admit: Callable[[Received], T | None],
+        stays: Callable[[T], bool] = lambda entry: True,
     ) -> tuple[list[T], list[Received]]:
         """Have `admit` look at a poll's records while their authors have room; what it gave, and the rest.
 
-        `admit` checks the signature, charges what that cost, and returns None for what it refuses. Authors
+        `admit` checks the signature, charges what that cost, and returns None for what it refuses; `PASSING`
+        records that do not stay take a place, or a crowd that teaches nothing would keep others out. Authors
         have room for as many admitted groups as they may hold in the pool, and for the looks they are charged
         for: who forges a known key takes looks of all, `LOOKS` per place. Where not all have room, records
         are looked at in turns, one per author and turn, in an order drawn from `rng`: neither a place on the
@@ -150,19 +157,19 @@ class Quotas:
         Looks at newcomers end when half of their seconds are spent: the rest is for verification. A known
         author is looked at while it owes at most `CREDIT_S`.
         """
-        places, looks = (Meter(self.shares, many * self.config.max_groups) for many in (1, LOOKS))
+        places, looks = (Meter(self.shares, many * self.config.max_groups) for many in (PASSING, LOOKS))
         kept = max(0.0, self._common.balance / 2)
         came: list[T] = []
         no_room: list[Received] = []
         for one in self._order(received, rng):
-            key, size = one.signed.key, places_of(one)
+            key, size = one.signed.key, PASSING * places_of(one)
             if not (self._may_look(key, kept) and places.fits(key, size) and looks.take(key)):
                 no_room.append(one)
                 continue
             charged, entry = self._turn, admit(one)
             if entry is not None:
-                places.take(key, size)
                 came.append(entry)
+                places.take(key, size if stays(entry) else size // PASSING)
             elif self._turn == charged:
                 looks.disown(key)
         looked = len(received) - len(no_room)

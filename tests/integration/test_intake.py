@@ -19,6 +19,7 @@ from sapo.peers.dedup import DedupIndex
 from sapo.peers.pool import Entry, Verdict
 from sapo.peers.resend_guard import PLACES
 from sapo.peers.signing import seal
+from sapo.policy.tokenise import Tokens
 from sapo.tasks.holdout import bucket
 from sapo.tasks.questions import QuestionStream
 from sapo.testing.samples import make_announcement
@@ -233,16 +234,27 @@ def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_bette
     assert node.parts.intake.quotas.on_probation(entry.group.key)
 
 
+def test_a_newcomer_s_group_that_is_larger_than_own_ones_is_not_learned_from_but_makes_it_known(
+    node: NodeRuntime,
+) -> None:
+    entry = padded(node, "padder")
+    tokens = Tokens.of(node.parts.policy, entry.group).answered
+    assert verdict(node, entry, {"": Baseline(tokens=tokens)}).reason is None
+    assert verdict(node, entry, {"": Baseline(tokens=tokens - 1)}).reason == "substandard"
+    assert node.parts.intake.quotas.on_probation(entry.group.key)
+
+
 def test_own_answers_set_a_standard_for_their_data_set_and_one_for_all_others(node: NodeRuntime) -> None:
     rows = [
         [Outcome(outcome="score", score=score) for score in scores] for scores in ((0.0, 1.0), (0.2, 0.4))
     ]
     first = question_of(node, "honest")
     recipe = first.recipe.model_copy(update={"dataset": "leg_counting"})
-    found = own_standards([first, first.model_copy(update={"recipe": recipe})], rows)
+    sizes = [Tokens((3,), [((4,) * size, True)] * 2) for size in (5, 7)]
+    found = own_standards([first, first.model_copy(update={"recipe": recipe})], rows, sizes)
     about: Any = pytest.approx
-    assert found["leg_counting"] == Baseline(best=0.4, mean=about(0.3))
-    assert found[""] == Baseline(best=1.0, mean=about(0.4))
+    assert found["leg_counting"] == Baseline(best=0.4, mean=about(0.3), tokens=14)
+    assert found[""] == Baseline(best=1.0, mean=about(0.4), tokens=14)
 
 
 @pytest.mark.parametrize(

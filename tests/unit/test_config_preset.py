@@ -38,6 +38,6 @@ def test_a_run_that_goes_on_keeps_its_settings() -> None:
 
 
 @pytest.mark.parametrize("name", presets())
-def test_a_preset_learns_of_foreign_answers_what_is_useful_unless_it_is_the_paper_s(name: str) -> None:
+def test_a_preset_learns_of_foreign_answers_what_is_worthwhile_unless_it_is_the_paper_s(name: str) -> None:
     """A new preset that says nothing of it would learn whatever a right answer carries."""
-    assert load(name, env={}).learn.foreign_credit == ("all" if name == "paper" else "useful")
+    assert load(name, env={}).learn.foreign_credit == ("all" if name == "paper" else "worthwhile")

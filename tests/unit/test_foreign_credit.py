@@ -21,8 +21,8 @@ from sapo.core.errors import UserError
 from sapo.core.types import BatchGroup, Recipe, Source
 from sapo.experiments.planted import FALSE, FILLER, PHRASE, PLANTED, Attack
 from sapo.learn.collate import Row, collate
-from sapo.learn.foreign_credit import LOOKS, UNLIKELY, credit
-from sapo.learn.segments import STOP, marks_of, segments
+from sapo.learn.foreign_credit import LOOKS, UNLIKELY, credit, worth
+from sapo.learn.segments import STOP, answer_of, marks_of, segments
 from sapo.learn.update import Learner
 from sapo.policy.models import LoadedPolicy, load_policy
 
@@ -43,6 +43,41 @@ def test_lines_sentences_tags_and_steps_are_segments(cut: list[str]) -> None:
     names = [name for part in cut for name in part.split()]
     found = segments([*map(marks_of, names), STOP])
     assert [" ".join([*names, END][begin:end]) for begin, end in found] == [*cut, END]
+
+
+@pytest.mark.parametrize(
+    ("before", "answer", "after"),
+    [
+        ("9 - 2 = 7 Ġ <answer>", "1 3", "</answer>"),
+        ("9 - 2 = 7 Ġ < answer >", "1 3", "</ answer >"),
+        ("So Ġit Ġis Ġright . Ġ\\\\boxed{", "", ""),
+        ("9 - 2 = 7 Ġ", "1 3", ""),
+        ("<answer>", "", "</answer>"),
+    ],
+)
+def test_an_answer_is_what_is_between_tags_else_the_last_segment(
+    before: str, answer: str, after: str
+) -> None:
+    names = [*before.split(), *answer.split(), *after.split()]
+    begin, end = answer_of([*map(marks_of, names), STOP])
+    found = " ".join(names[begin:end])
+    assert found == answer or (not answer and found and names[end:] == [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "rate", "expected"),
+    [
+        ([math.log(0.5), math.log(0.2)], 0.4, 0.25),
+        ([math.log(0.5)], 0.25, 1.0),
+        ([math.log(0.01)], 0.0, 1.0),
+        ([-math.inf], 0.5, 0.0),
+        ([], 0.5, 1.0),
+    ],
+)
+def test_an_answer_is_worth_its_chance_behind_its_text_over_the_rate_of_own_answers(
+    answer: list[float], rate: float, expected: float
+) -> None:
+    assert worth(answer, rate) == pytest.approx(expected)
 
 
 # -- a policy whose credit is known: each token follows from the one before alone ------------------------
@@ -130,6 +165,24 @@ def test_a_segment_is_credited_for_what_follows_it_whatever_else_is_in_a_batch(
         expected = by_hand(chain, row.token_ids[1:]) if row.external else [1.0] * len(row.trained)
         assert found[row] == pytest.approx(expected, abs=1e-5)
         assert all(0.0 <= weight <= 1.0 for weight in found[row])
+
+
+@given(answers=ANSWERS, stopped=st.booleans(), rate=st.floats(0, 1), seed=st.integers(0, 1000))
+def test_what_is_worthwhile_is_what_is_useful_times_what_the_answer_is_worth(
+    answers: list[list[int]], stopped: bool, rate: float, seed: int
+) -> None:
+    chain = Chain(seed)
+    ends = [0] if stopped else []
+    rows = [
+        Row((3, *a, *ends), (0,) + (1,) * len([*a, *ends]), 1.0, k % 3 > 0, rate=rate * (k % 3 > 0))
+        for k, a in enumerate(answers)
+    ]
+    useful, found = credits(chain, "useful", rows), credits(chain, "worthwhile", rows)
+    for row in rows:
+        begin, end = answer_of([int(MARKS[one]) for one in row.token_ids[1:]])
+        part = worth(chain.logprobs(row)[begin:end], rate) if row.external else 1.0
+        assert found[row] == pytest.approx([part * weight for weight in useful[row]], abs=1e-5)
+        assert all(one <= other for one, other in zip(found[row], useful[row], strict=True))
 
 
 @given(answers=ANSWERS, top_k=st.integers(1, SIZE), seed=st.integers(0, 1000))

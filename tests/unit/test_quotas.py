@@ -15,7 +15,7 @@ from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import PoolConfig
 from sapo.core.types import Received, SignedGroup
 from sapo.peers import quotas
-from sapo.peers.quotas import CREDIT_S, FLOOR_S, LOOKS, Quotas
+from sapo.peers.quotas import CREDIT_S, FLOOR_S, LOOKS, PASSING, Quotas
 from sapo.store.journal.rows import PeerRow
 
 
@@ -188,6 +188,13 @@ def test_looks_at_newcomers_end_when_half_of_their_time_is_spent() -> None:
     assert len(came) - 3 == CREDIT_S / 2 // 0.1 + 1 == 3
     assert len(rest) == 1
     assert left(known) > 0
+
+
+def test_of_records_that_do_not_stay_four_take_a_place() -> None:
+    records = [make_received(f"s{i}", position=j) for i in range(60) for j in range(2)]
+    came, _ = with_known(K0).screen(records, random.Random(0), really, lambda one: False)
+    places = len(with_known(K0).screen(records, random.Random(0), really)[0])
+    assert len(came) == PASSING * (places - 1) + 1, "the last needs room for one that stays"
 
 
 def test_newcomers_who_are_too_many_have_equal_chances_wherever_they_stand_on_the_bus() -> None:

@@ -328,10 +328,10 @@ class LearnConfig(Section):
     foreign_bound: Literal["own", "none"] = "own"
     """`own`: a foreign group does no more to a step than an own group, in tokens and size of gradient.
     `none`: unbounded, as in the paper."""
-    foreign_credit: Literal["all", "floor", "useful"] = "all"
+    foreign_credit: Literal["all", "floor", "useful", "worthwhile"] = "all"
     """Which tokens of a foreign completion are learned: all, as in preset `paper`; with `floor` those in the
-    own policy's `foreign_top_k`; with `useful`, in every other preset, each segment as far as it makes what
-    follows likelier."""
+    own policy's `foreign_top_k`; with `useful` each segment as far as it makes what follows likelier; with
+    `worthwhile`, in every other preset, likewise, and no answer further than its text leads to it."""
     foreign_top_k: PositiveInt = Field(default=50, exclude_if=lambda top_k: top_k == 50)
     """For `foreign_credit = "floor"`."""
     foreign_reference: float | None = Field(default=None, exclude_if=unset)
