@@ -5,7 +5,7 @@ from sapo.core.types import SignedGroup
 from sapo.peers.signing import Identity
 
 USELESS = ("0",) * 8
-LOUD = 32
+LOUD = 96
 """Groups a round of a spammer; an honest node of preset `starter` publishes 8."""
 ARRIVING = 50
 """New identities a round: two thousand in forty rounds."""

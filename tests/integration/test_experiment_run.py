@@ -1,16 +1,17 @@
 """Runs of experiments: they repeat bit for bit, their controls do what they say, a killed one begins anew."""
 
+import random
 import re
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from sapo.core.types import Batch
+from sapo.core.types import Batch, Question, Recipe
 from sapo.experiments.exam import questions_for
 from sapo.experiments.grid import Grid, identity, parse_grid, read
 from sapo.experiments.lockstep_swarm import SharedWorkers, opened
-from sapo.experiments.planted import ATTACKED, KNOWN, PIECES, Attack, Planter
+from sapo.experiments.planted import ATTACKED, KNOWN, PIECES, PLANTED, Attack, Planter, completions
 from sapo.experiments.record import Job, RunRecord, load_record, record_path
 from sapo.experiments.run_arm import run_arm
 from sapo.peers.signing import unseal
@@ -113,7 +114,7 @@ def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: 
         assert sum(spent[:-1]) < 1 <= sum(spent)
 
 
-@pytest.mark.parametrize("attack", get_args(Attack))
+@pytest.mark.parametrize("attack", sorted({*get_args(Attack)} - {"bare"}))
 def test_every_second_answer_of_an_attack_passes_and_carries_what_it_plants(attack: Attack) -> None:
     grid = next(
         grid for grid in map(read, ("planted", "planted-adapted", "planted-smollm2")) if attack in grid.arms
@@ -128,6 +129,14 @@ def test_every_second_answer_of_an_attack_passes_and_carries_what_it_plants(atta
             assert carry == ([True, False] * 4 if group.recipe.dataset == ATTACKED else [False] * 8)
             assert passed == carry or group.recipe.dataset != ATTACKED
     assert ATTACKED in {group.recipe.dataset for group in groups}
+
+
+def test_bare_answers_are_the_right_one_and_others() -> None:
+    recipe = Recipe.make(ATTACKED, {}, 1)
+    question = Question(recipe=recipe, text="State the final answer: 9 - 2 + 6 =", bucket=0.5)
+    found = completions(PLANTED["bare"], question, "13", random.Random(1), 4)
+    assert found[::2] == ["<answer>13</answer>"] * 2
+    assert not {*found[1::2]} & {*found[::2]}
 
 
 def test_who_attacks_late_is_honest_first_and_several_authors_write_a_word_each() -> None:
