@@ -150,15 +150,13 @@ def useful(
 
 
 def worth(answer: Sequence[float], rate: float) -> float:
-    """How much of a completion is learned, by the log-probabilities of its answer behind the rest of it:
+    """How far a completion is learned, by the own log-probabilities of its answer's tokens:
 
         min(1, p(answer | what is before it) / rate)
 
-    Who goes on from that text is right with this probability, and otherwise as often as own answers are."""
-    chance = math.exp(min(0.0, math.fsum(answer)))
-    import os
-
-    return min(1.0, chance / rate) ** float(os.environ.get("POW", "1")) if rate > 0 else 1.0
+    Who goes on from that text gives the answer with this probability; own answers are right at this `rate`,
+    from 0 to 1. Where they never are, any way to answer is worth learning."""
+    return min(1.0, math.exp(min(0.0, math.fsum(answer))) / rate) if rate > 0 else 1.0
 
 
 def _without(row: Row, gone: Collection[int]) -> Row:
