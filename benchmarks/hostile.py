@@ -100,9 +100,9 @@ def settings(sizes: Sizes) -> list[Setting]:
     """What pairs are run under."""
     tiny = min(sizes.rounds, TINY_ROUNDS)
     return [
-        Setting("starter", sizes.rounds, 0),
         Setting("tiny", tiny, 0),
         Setting("tiny", tiny, min(KNOWN, tiny - 1)),
+        Setting("starter", sizes.rounds, 0),
     ]
 
 
@@ -327,8 +327,8 @@ def measure(
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
         runs = [
             pool.submit(pair, seed, sizes, folder, setting)
-            for seed in sizes.seeds
             for setting in settings(sizes)
+            for seed in sizes.seeds
             if (setting, seed) not in done
         ]
         for run in as_completed(runs):

@@ -64,9 +64,9 @@ class PeerVerifier:
     ) -> list[Entry]:
         """Regenerate and score groups; returns the entries with their verdicts and tokens.
 
-        A newcomer's group that falls short of the node's own (`own_standards`), or is larger than the largest
-        of them, is `substandard`: until its author is known, half-right answers are not learned from, nor
-        what costs more than own ones, as one newcomer's long answers would use up the time of all.
+        A newcomer's group that falls short of the node's own (`own_standards`) is `substandard`: until its
+        author is known, half-right answers are not learned from. So is one that is larger than the largest
+        own one where newcomers have no time to spare: long answers of a few would use up the time of all.
         """
         tokens, found, seconds = self._measured(entries)
         good = [i for i in range(len(entries)) if i not in found]
@@ -83,7 +83,8 @@ class PeerVerifier:
             short = newcomer and self._falls_short(found[i], standard)
             useful = not short and informative(found[i].scores, self.config.learn.zero_tolerance)
             self.quotas.judged(entry.group.key, seconds[i], useful)
-            if short or (newcomer and tokens[i].answered > standard.tokens):
+            dear = newcomer and tokens[i].answered > standard.tokens and not self.quotas.spare
+            if short or dear:
                 found[i] = found[i].model_copy(update={"reason": "substandard"})
         return [replace(entry, verdict=found[i], tokens=tokens[i]) for i, entry in enumerate(entries)]
 

@@ -118,6 +118,11 @@ class Quotas:
             return True
         return key not in self._trusted and self._round - self._known[key].since < RECENT
 
+    @property
+    def spare(self) -> bool:
+        """Whether newcomers have more time than to become known: it may go to learning from them."""
+        return not self._timed or self._common.balance > CREDIT_S / 2
+
     def known_keys(self) -> frozenset[str]:
         """All who are known now."""
         return frozenset(self._known) | (self._trusted - self._new.keys())

@@ -17,6 +17,7 @@ from sapo.node.round import NodeRuntime
 from sapo.node.verify import Baseline, own_standards
 from sapo.peers.dedup import DedupIndex
 from sapo.peers.pool import Entry, Verdict
+from sapo.peers.quotas import CREDIT_S
 from sapo.peers.resend_guard import PLACES
 from sapo.peers.signing import seal
 from sapo.policy.tokenise import Tokens
@@ -234,13 +235,16 @@ def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_bette
     assert node.parts.intake.quotas.on_probation(entry.group.key)
 
 
-def test_a_newcomer_s_group_that_is_larger_than_own_ones_is_not_learned_from_but_makes_it_known(
+def test_a_newcomer_s_group_larger_than_own_ones_is_learned_from_only_where_there_is_time_to_spare(
     node: NodeRuntime,
 ) -> None:
     entry = padded(node, "padder")
     tokens = Tokens.of(node.parts.policy, entry.group).answered
+    larger = {"": Baseline(tokens=tokens - 1)}
+    assert verdict(node, entry, larger).reason is None, "there is time to spare"
+    node.parts.intake.quotas.charge(make_identity("another").key, CREDIT_S / 2)
     assert verdict(node, entry, {"": Baseline(tokens=tokens)}).reason is None
-    assert verdict(node, entry, {"": Baseline(tokens=tokens - 1)}).reason == "substandard"
+    assert verdict(node, entry, larger).reason == "substandard"
     assert node.parts.intake.quotas.on_probation(entry.group.key)
 
 
