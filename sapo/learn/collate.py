@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from sapo.core.config.load import LearnConfig
 from sapo.core.types import Batch, BatchGroup, Sample
+from sapo.learn.batch_metrics import reward_means
 
 BLOCK_TOKENS = 1024
 """A shared prompt and its completions take no longer a row than this (attention grows with its square)."""
@@ -133,7 +134,7 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
     missing = 0
     rates = _own_rates(batch)
     for group in batch.groups:
-        rate = rates.get(group.recipe.dataset, rates.get("", 0.0))
+        rate = rates.get(f"/{group.recipe.dataset}", rates.get("", 0.0))
         quiet = [0, 0]
         for sample in group.samples:
             reason = _excluded(sample, group, learn, batch.round)
@@ -194,14 +195,9 @@ def _trusted(group: BatchGroup, learn: LearnConfig) -> bool:
 
 
 def _own_rates(batch: Batch) -> dict[str, float]:
-    """The mean score of own answers by data set, and of all of them under ``""``."""
-    found: dict[str, list[float]] = {}
-    for group in batch.groups:
-        scores = [one.score for one in group.samples if one.score is not None]
-        if group.source == "local":
-            for name in (group.recipe.dataset, ""):
-                found.setdefault(name, []).extend(scores)
-    return {name: math.fsum(scores) / len(scores) for name, scores in found.items() if scores}
+    """The mean score of own answers under ``""``, and of those to a data set under "/" and its name."""
+    own = [group for group in batch.groups if group.source == "local"]
+    return reward_means("", ((g.recipe.dataset, s.score) for g in own for s in g.samples))
 
 
 def _row(sample: Sample, group: BatchGroup, learn: LearnConfig, rate: float = 0.0) -> Row:

@@ -120,7 +120,7 @@ class Quotas:
 
     @property
     def spare(self) -> bool:
-        """Whether newcomers have more time than to become known: it may go to learning from them."""
+        """Whether newcomers have time left for being learned from; half a credit is kept for verification."""
         return not self._timed or self._common.balance > CREDIT_S / 2
 
     def known_keys(self) -> frozenset[str]:

@@ -46,22 +46,19 @@ def test_lines_sentences_tags_and_steps_are_segments(cut: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "answer", "after"),
+    ("text", "answer"),
     [
-        ("9 - 2 = 7 Ġ <answer>", "1 3", "</answer>"),
-        ("9 - 2 = 7 Ġ < answer >", "1 3", "</ answer >"),
-        ("So Ġit Ġis Ġright . Ġ\\\\boxed{", "", ""),
-        ("9 - 2 = 7 Ġ", "1 3", ""),
-        ("<answer>", "", "</answer>"),
+        ("9 - 2 = 7 Ġ <answer> 1 3 </answer>", "1 3"),
+        ("9 - 2 = 7 Ġ < answer > 1 3 </ answer >", "1 3"),
+        ("So Ġit Ġis Ġright . Ġ\\boxed{ 1 3 }", "Ġ\\boxed{ 1 3 }"),
+        ("9 - 2 = 7 Ġ 1 3", "1 3"),
+        ("<answer> </answer>", "<answer> </answer>"),
     ],
 )
-def test_an_answer_is_what_is_between_tags_else_the_last_segment(
-    before: str, answer: str, after: str
-) -> None:
-    names = [*before.split(), *answer.split(), *after.split()]
+def test_an_answer_is_what_is_between_tags_else_the_last_segment(text: str, answer: str) -> None:
+    names = text.split()
     begin, end = answer_of([*map(marks_of, names), STOP])
-    found = " ".join(names[begin:end])
-    assert found == answer or (not answer and found and names[end:] == [])
+    assert " ".join(names[begin:end]) == answer
 
 
 @pytest.mark.parametrize(
