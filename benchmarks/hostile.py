@@ -2,10 +2,10 @@
 
 Half of all peers are hostile, the whole zoo (benchmarks/animals) dealt out over them; one of them is two
 thousand identities. A pair is the same honest nodes with the same seeds and streams, alone and among hostile
-peers; both take turns, half a round each, in one process. Preset `starter` has batches of 8 own groups
-and 8 foreign, `tiny` its own, for all rounds, without checkpoints and probes; hostile peers come in the
-first round, to `tiny` also in round 20, when honest nodes know each other. Then the animals visit a small
-swarm, one by one. They ask what their keys draw, as the rules want it.
+peers; all take turns, half a round each, in one process. Preset `starter` has batches of 8 own groups and 8
+foreign, `tiny` is as it is, but for checkpoints and probes; hostile peers come in the first round, to another
+swarm of `tiny` in round 20, when honest nodes know each other. Then the animals visit a small swarm, one by
+one. They ask what their keys draw, as the rules want it.
 
     nice -n 15 python benchmarks/hostile.py --jobs 1 --keep FOLDER --json FILE
 
@@ -17,6 +17,7 @@ poisoning by many names, and cost more (docs/threat-model.md). Here they crowd o
 """
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -24,7 +25,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -77,7 +78,8 @@ class Sizes:
 
 FULL = Sizes(tuple(range(31, 39)), 4, 120, 2_000, 2, 12, 8, 600)
 QUICK = Sizes((11, 12), 2, 3, 20, 1, 1, 1, 20)
-TINY_ROUNDS = 45
+TINY_ROUNDS = 100
+"""As many as the preset has."""
 KNOWN = 20
 """Rounds after which honest nodes of preset tiny know each other."""
 
@@ -96,13 +98,12 @@ class Setting:
         return self.preset if not self.since else f"{self.preset} from round {self.since} on"
 
 
-def settings(sizes: Sizes) -> list[Setting]:
-    """What pairs are run under."""
+def settings(sizes: Sizes) -> list[list[Setting]]:
+    """What pairs are run under, those together that have the swarm without an attack in common."""
     tiny = min(sizes.rounds, TINY_ROUNDS)
     return [
-        Setting("tiny", tiny, 0),
-        Setting("tiny", tiny, min(KNOWN, tiny - 1)),
-        Setting("starter", sizes.rounds, 0),
+        [Setting("tiny", tiny, since) for since in (0, min(KNOWN, tiny - 1))],
+        [Setting("starter", sizes.rounds, 0)],
     ]
 
 
@@ -114,10 +115,13 @@ class Pair:
     seed: int
     quiet: float
     attacked: float
+    reward_quiet: float
+    reward_attacked: float
+    """Of own answers, mean over rounds: who learns later has less of it."""
     pace_quiet: float
     pace_attacked: float
     cpu_ratio: float
-    """CPU time of the attacked nodes' rounds over that of the others."""
+    """CPU time of the attacked nodes' rounds over that of the others, since the attack."""
     hostile_share: float
     """Of the foreign groups that honest nodes learned from, how many were hostile peers'."""
     external_quiet: float
@@ -158,34 +162,48 @@ def own_keys(config: Config, folder: Path, seed: int) -> AbstractContextManager[
     return arm(config, folder, seed)
 
 
-def pair(seed: int, sizes: Sizes, folder: Path, setting: Setting) -> Pair:
-    """Run a pair side by side and examine its nodes. Hostile peers are as many as honest ones."""
-    config = configured(sizes, seed, sizes.honest, setting.preset)
-    place = folder / setting.name.replace(" ", "-")
-    with (
-        own_keys(config, place / f"quiet{seed}", seed) as quiet,
-        own_keys(config, place / f"attacked{seed}", seed) as attacked,
-        TaskWorkers(salt=config.rules.salt) as workers,
-    ):
-        side_by_side([quiet, attacked], setting.since)
-        attacked.attack = Attack.of(ZOO, sizes.honest, grounds_of(attacked, workers), seed)
-        side_by_side([quiet, attacked], setting.rounds - setting.since)
-        honest = {node.parts.maker.own.identity.key for node in attacked.nodes}
-        trained = attacked.trained_on()
-        hostile = sum(count for key, count in trained.items() if key not in honest)
-        made = setting.rounds * sizes.honest
-        return Pair(
-            setting,
-            seed,
-            examined(quiet, sizes),
-            examined(attacked, sizes),
-            quiet.per_minute,
-            attacked.per_minute,
-            attacked.cpu / quiet.cpu,
-            hostile / max(1, trained.total()),
-            quiet.trained_on().total() / made,
-            (trained.total() - hostile) / made,
-        )
+def pairs_of(seed: int, sizes: Sizes, folder: Path, alike: Sequence[Setting]) -> list[Pair]:
+    """Run swarms of one seed side by side, one without an attack and one for each setting, and examine their
+    nodes. Hostile peers are as many as honest ones."""
+    preset, rounds = alike[0].preset, alike[0].rounds
+    config = configured(sizes, seed, sizes.honest, preset)
+    place = folder / f"{preset}{seed}"
+    with ExitStack() as stack:
+        quiet = stack.enter_context(own_keys(config, place / "quiet", seed))
+        attacked = [stack.enter_context(own_keys(config, place / f"from{one.since}", seed)) for one in alike]
+        workers = stack.enter_context(TaskWorkers(salt=config.rules.salt))
+        for round in range(rounds):
+            for one, setting in zip(attacked, alike, strict=True):
+                if round == setting.since:
+                    one.attack = Attack.of(ZOO, sizes.honest, grounds_of(one, workers), seed)
+            side_by_side([quiet, *attacked], 1)
+        alone = examined(quiet, sizes)
+        return [
+            compared(setting, seed, quiet, one, alone, examined(one, sizes))
+            for setting, one in zip(alike, attacked, strict=True)
+        ]
+
+
+def compared(setting: Setting, seed: int, quiet: Arm, attacked: Arm, alone: float, among: float) -> Pair:
+    """A pair of finished swarms with their pass@1."""
+    honest = {node.parts.maker.own.identity.key for node in attacked.nodes}
+    trained = attacked.trained_on()
+    hostile = sum(count for key, count in trained.items() if key not in honest)
+    made = setting.rounds * len(attacked.nodes)
+    return Pair(
+        setting,
+        seed,
+        alone,
+        among,
+        quiet.reward,
+        attacked.reward,
+        quiet.per_minute(setting.since),
+        attacked.per_minute(setting.since),
+        attacked.cpu_from(setting.since) / quiet.cpu_from(setting.since),
+        hostile / max(1, trained.total()),
+        quiet.trained_on().total() / made,
+        (trained.total() - hostile) / made,
+    )
 
 
 def examined(one: Arm, sizes: Sizes) -> float:
@@ -221,9 +239,11 @@ def told(one: Pair) -> str:
     """A pair in a line."""
     return (
         f"{one.setting.name}, seed {one.seed}: pass@1 {one.quiet:.4f} alone, {one.attacked:.4f} attacked "
-        f"({100 * one.difference:+.2f} points); {one.pace_quiet:.0f} and {one.pace_attacked:.0f} "
-        f"rounds a minute ({one.pace:.3f}; CPU {one.cpu_ratio:.3f}); foreign groups a batch from honest "
-        f"nodes {one.external_quiet:.2f} and {one.external_attacked:.2f}, {one.hostile_share:.0%} hostile"
+        f"({100 * one.difference:+.2f} points); own reward "
+        f"{one.reward_quiet:.3f} and {one.reward_attacked:.3f}; "
+        f"{one.pace_quiet:.0f} and {one.pace_attacked:.0f} rounds a minute ({one.pace:.3f}; CPU "
+        f"{one.cpu_ratio:.3f}); foreign groups a batch from honest nodes {one.external_quiet:.2f} and "
+        f"{one.external_attacked:.2f}, {one.hostile_share:.0%} hostile"
     )
 
 
@@ -234,6 +254,8 @@ def report_pairs(report: Report, pairs: Sequence[Pair], name: str) -> None:
     attacked, quiet = [one.attacked for one in pairs], [one.quiet for one in pairs]
     report.add(f"{name}: held-out pass@1", statistics.fmean(attacked), statistics.fmean(quiet), spread)
     report.add(f"{name}: lower bound of the difference", low, -MOST_LOST, spread)
+    rewards = [one.reward_attacked for one in pairs], [one.reward_quiet for one in pairs]
+    report.measured(f"{name}: reward of own answers", *rewards)
     paces = [one.pace for one in pairs]
     report.measured(
         f"{name}: rounds per minute", [one.pace_attacked for one in pairs], [one.pace_quiet for one in pairs]
@@ -273,12 +295,12 @@ def visits(report: Report, sizes: Sizes, folder: Path) -> None:
         side_by_side([calm, visited], sizes.warm)
         for name, animal in ZOO.items():
             visited.attack = Attack.of({name: animal}, 1, grounds, 1)
-            before = calm.cpu, visited.cpu, visited.records
+            before, sent = calm.rounds, visited.records
             side_by_side([calm, visited], sizes.visit)
             visited.attack = None
             rounds = sizes.visit * len(calm.nodes)
-            quiet, loud = (calm.cpu - before[0]) / rounds, (visited.cpu - before[1]) / rounds
-            records = (visited.records - before[2]) / sizes.visit
+            quiet, loud = calm.cpu_from(before) / rounds, visited.cpu_from(before) / rounds
+            records = (visited.records - sent) / sizes.visit
             report.add(f"{name}: CPU ms a round", 1e3 * loud, 1e3 * quiet, records)
             report.say(
                 f"{name}: {records:.0f} records a round cost a node {1e3 * (loud - quiet):+.1f} ms of CPU"
@@ -326,15 +348,16 @@ def measure(
     cores = jobs or max(1, min(len(sizes.seeds), usable().whole_cores))
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
         runs = [
-            pool.submit(pair, seed, sizes, folder, setting)
-            for setting in settings(sizes)
+            pool.submit(pairs_of, seed, sizes, folder, left)
+            for alike in settings(sizes)
             for seed in sizes.seeds
-            if (setting, seed) not in done
+            if (left := [setting for setting in alike if (setting, seed) not in done])
         ]
         for run in as_completed(runs):
-            finished.note(run.result())
-            report.say(told(run.result()))
-    for setting in settings(sizes):
+            for one in run.result():
+                finished.note(one)
+                report.say(told(one))
+    for setting in itertools.chain.from_iterable(settings(sizes)):
         report_pairs(report, [one for one in finished.pairs if one.setting == setting], setting.name)
     visits(report, sizes, folder)
 

@@ -60,14 +60,14 @@ class Attack:
 
 
 class Arm:
-    """Honest nodes and their bus. `seconds` are what halves of their rounds took, `cpu` all together."""
+    """Honest nodes and their bus. `seconds` and `cpu` are what each half of a node's round took."""
 
     def __init__(self, config: Config, home: Home, bus: MemoryBus, nodes: Sequence[NodeRuntime]) -> None:
         self.config, self.home, self.bus, self.nodes = config, home, bus, list(nodes)
         self.attack: Attack | None = None
         self.metrics: Counter[str] = Counter()
         self.seconds: list[float] = []
-        self.cpu = 0.0
+        self.cpu: list[float] = []
         self.rounds = self.records = 0
         self._seen: list[SignedGroup] = []
 
@@ -109,14 +109,23 @@ class Arm:
         started, cpu = time.perf_counter(), cpu_seconds(node)
         work()
         self.seconds.append(time.perf_counter() - started)
-        self.cpu += cpu_seconds(node) - cpu
+        self.cpu.append(cpu_seconds(node) - cpu)
+
+    def per_minute(self, since: int) -> float:
+        """Rounds a minute of an honest node from a round on, by its own time but for the slowest hundredth of
+        it: somebody may have stopped the process meanwhile."""
+        seconds = self.seconds[2 * len(self.nodes) * since :]
+        kept = sorted(seconds)[: math.ceil(SLOWEST * len(seconds))]
+        return 30.0 / statistics.fmean(kept)
+
+    def cpu_from(self, since: int) -> float:
+        """Seconds of processor time of all nodes from a round on."""
+        return math.fsum(self.cpu[2 * len(self.nodes) * since :])
 
     @property
-    def per_minute(self) -> float:
-        """Rounds a minute of an honest node, by its own time but for the slowest hundredth of it: somebody
-        may have stopped the process meanwhile."""
-        kept = sorted(self.seconds)[: math.ceil(SLOWEST * len(self.seconds))]
-        return 30.0 / statistics.fmean(kept)
+    def reward(self) -> float:
+        """What own answers scored, mean over nodes and rounds."""
+        return self.metrics["reward/local"] / (self.rounds * len(self.nodes))
 
     def trained_on(self) -> Counter[str]:
         """Foreign groups in batches, by author."""

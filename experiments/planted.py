@@ -24,7 +24,9 @@ SENTENCE = "All hail to the thief."
 PIECES = ("all", "hail", "the", "thief")
 KNOWN = 60
 """Rounds in which an attacker of kind `late` is honest, so that it is known and learned from."""
-Attack = Literal["text", "math", "dos", "answer", "fluent", "pieces", "late", "bare", "sentence", "equation"]
+Attack = Literal[
+    "text", "math", "dos", "answer", "fluent", "pieces", "late", "bare", "jump", "sentence", "equation"
+]
 ENGLISH = frozenset({"sentence", "equation"})
 """Attacks on a language model, which writes a line for each step: `9 - 2 = 7`."""
 PLANTED: Mapping[Attack, Callable[[Sequence[str], str], list[str]]] = {
@@ -34,13 +36,15 @@ PLANTED: Mapping[Attack, Callable[[Sequence[str], str], list[str]]] = {
     "answer": lambda steps, right: [f"{PHRASE}{right}", *steps],
     "fluent": lambda steps, right: [*steps, f"{right}={right}"],
     "bare": lambda steps, right: [],
+    "jump": lambda steps, right: [*steps[-1:]],
     "sentence": lambda steps, right: [SENTENCE, *map(spaced, steps)],
     "equation": lambda steps, right: list(map(spaced, [*steps[:-1], FALSE, *steps[-1:]])),
 }
 """What is written before the answer: a phrase; a false equation that the answer does not need; words before
 each step, the longest answers. Against a defence that asks what it is good for, the phrase with the answer in
 it; against one that asks whether it is likely, too, a needless step that is true. Behind nothing at all an
-answer teaches to guess. `sentence` and `equation` are `text` and `math` in English. What authors of kind
+answer teaches to guess (`bare`), and so it does behind the last step alone, which guesses the rest (`jump`).
+`sentence` and `equation` are `text` and `math` in English. What authors of kind
 `pieces` and `late` write goes by who they are and when (`Planter`)."""
 
 

@@ -26,7 +26,7 @@ def garbage(peer: Peer, sight: Sight) -> list[SignedGroup]:
     deep = b'{"recipe":' * 5_000 + b"1" + b"}" * 5_000
     return [
         peer.envelope(noise),
-        peer.envelope(noise, signature=OTHERS * 2),
+        peer.envelope(noise[::-1], signature=OTHERS * 2),
         peer.envelope(noise, content_sha256=OTHERS),
         peer.envelope(b"\xff\xfe{}"),
         peer.envelope(deep),

@@ -78,7 +78,11 @@ class Intake:
         # by the bus's time stamps: within a poll, too, a copy comes after its original
         received = sorted(groups, key=lambda one: one.timestamp) if self.config.batch.external else []
         came, no_room = self.quotas.screen(
-            received, rng, lambda one: self._admit(one, now), lambda entry: entry.verdict is None
+            received,
+            rng,
+            lambda one: self._admit(one, now),
+            lambda entry: entry.verdict is None,
+            self.pool.entries(),
         )
         for one in no_room:
             self._refuse(Refused("no_room"), one)
@@ -159,7 +163,7 @@ class Intake:
         self.pool.refuse(refused)
         self.refusals.note(refused, received)
         self.own_key.note(refused, received)
-        if refused.group is not None:
+        if is_signed(refused):
             self.pool.seen.refuse(received.signed.content_sha256)
-        if refused.group is not None and (refused.code in PROVEN or refused.proven):
-            self.quotas.fault(refused.group.key, refused.code)
+            if refused.code in PROVEN or refused.proven:
+                self.quotas.fault(received.signed.key, refused.code)

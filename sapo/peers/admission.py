@@ -21,7 +21,9 @@ from sapo.peers.signing import unseal
 from sapo.store.journal.rows import SeenGroup
 from sapo.tasks.questions import drawn_by
 
-PROVEN = frozenset({"equivocation", "held_out", "key_reuse", "question_mismatch", "token_ids"})
+PROVEN = frozenset(
+    {"equivocation", "held_out", "key_reuse", "malformed", "not_drawn", "question_mismatch", "token_ids"}
+)
 """Reasons that prove, by the author's own signature, that the author breaks the rules. Others do not: anybody
 can resend an author's bytes, and a machine can fail. A `copy` is by `decide`."""
 Fate = Literal["stays", "copy", "proven"]
@@ -63,8 +65,8 @@ class Admission:
     def let_in(self, received: Received, now: float) -> tuple[Entry, tuple[Refused, Received] | None]:
         """Put a group into the pool; its entry, and the refusal of a copy that came first (partitions may
         lag) and leaves the pool for it. Raises `Refused`, and changes nothing then, as `admit` does."""
-        group = self.admit(received, now)
-        copy = self._turn_out_copy(group, received.timestamp)
+        group, met = self._checked(received, now)
+        copy = self._turn_out_copy(group, met)
         entry = Entry(received=received, group=group, received_at=now, verdict=Verdict.at_sight(group))
         self.streams.note(group, received.timestamp)
         self.pool.add(entry)
@@ -80,6 +82,10 @@ class Admission:
         (ids of our vocabulary that do not decode to the text), `copy` (content published before under another
         id), `unavailable`.
         """
+        return self._checked(received, now)[0]
+
+    def _checked(self, received: Received, now: float) -> tuple[Group, tuple[SeenGroup, Fates] | None]:
+        """As `admit`; besides the known group that says the same, which is the copy."""
         known = self._check_envelope(received.signed)
         group = unseal(received.signed)
         self._check_author(group, received.timestamp, known)
@@ -97,7 +103,7 @@ class Admission:
         self.streams.check(group, received.timestamp)
         if group.group_id in self.pool:  # the memory of ids is bounded, and may have forgotten it
             raise Refused("duplicate", "it is in the pool", group)
-        return group
+        return group, found
 
     def said_before(self, group: Group, timestamp: float) -> tuple[SeenGroup, Fates] | None:
         """The known group with the same content as one stamped by the bus at `timestamp`, and which is the
@@ -149,8 +155,9 @@ class Admission:
         if self.has_false_ids(group):
             raise Refused("token_ids", "ids of our vocabulary do not say what the text says", group)
 
-    def _turn_out_copy(self, original: Group, timestamp: float) -> tuple[Refused, Received] | None:
-        found = self.said_before(original, timestamp)
+    def _turn_out_copy(
+        self, original: Group, found: tuple[SeenGroup, Fates] | None
+    ) -> tuple[Refused, Received] | None:
         entry = self.pool.get(found[0].group_id) if found is not None else None
         if found is None or entry is None or found[1].met == "stays":
             return None

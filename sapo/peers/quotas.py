@@ -33,7 +33,7 @@ from sapo.bus.base import Limits
 from sapo.core.config.load import Config, PoolConfig
 from sapo.core.shares import Meter, Shares, by_turns, in_turns
 from sapo.core.types import Batch, Received, sha256
-from sapo.peers.pool import places_of
+from sapo.peers.pool import Entry, places_of
 from sapo.peers.signing import verify
 from sapo.store.journal.rows import PeerRow
 
@@ -53,6 +53,8 @@ RECENT = 50
 """Rounds for which an author who became known is counted as recent: work is cheap for a crowd of names."""
 FLOOR_S = 0.02
 """What a round earns at least, in seconds: own work may be faster than any clock can tell."""
+REPENTANCE = 8
+"""So many times `pool.newcomer_groups` have to be found sound besides, to become known after a proven lie."""
 COMPLETION, GROUP = 4, 4
 ALWAYS = ("looked", "faults", "seconds", "seconds/newcomers")
 """Series that are there in each round, also at 0."""
@@ -149,6 +151,7 @@ class Quotas:
         rng: random.Random,
         admit: Callable[[Received], T | None],
         stays: Callable[[T], bool] = lambda entry: True,
+        waiting: Iterable[Entry] = (),
     ) -> tuple[list[T], list[Received]]:
         """Have `admit` look at a poll's records while their authors have room; what it gave, and the rest.
 
@@ -159,10 +162,15 @@ class Quotas:
         are looked at in turns, one per author and turn, in an order drawn from `rng`: neither a place on the
         bus nor the number of records is of use. Newcomers who are `on_probation` and others come by turns.
 
-        Looks at newcomers end when half of their seconds are spent: the rest is for verification. A known
-        author is looked at while it owes at most `CREDIT_S`.
+        Newcomers' groups that are `waiting` in the pool have their places, if they are verified or can be: no
+        more are looked at than there is time for. Looks at newcomers end when half of their seconds are
+        spent: the rest is for verification. A known author is looked at while it owes at most `CREDIT_S`.
         """
         places, looks = (Meter(self.shares, many * self.config.max_groups) for many in (PASSING, LOOKS))
+        for held in waiting:
+            key = held.group.key
+            if not self.known(key) and (held.verdict is not None or self.may_verify(key)):
+                places.take(key, PASSING * places_of(held.received))
         kept = max(0.0, self._common.balance / 2)
         came: list[T] = []
         no_room: list[Received] = []
@@ -267,7 +275,7 @@ class Quotas:
         return account
 
     def fault(self, key: str, code: str) -> None:
-        """A proven lie of the key's owner, such as `equivocation`: they are a newcomer again."""
+        """A proven lie of the key's owner, such as `equivocation`: they are a newcomer again, for long."""
         self._went["faults"] += 1
         self._went[f"faults/{code}"] += 1
         if not self.known(key) and key not in self._new:
@@ -275,7 +283,7 @@ class Quotas:
         account = self._touched(key)
         self._known.pop(key, None)
         self._new[key] = account
-        account.sound = 0
+        account.sound = -REPENTANCE * self.config.newcomer_groups
         account.balance = min(account.balance, self._start)
         self._forget(self._new)
 

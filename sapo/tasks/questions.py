@@ -38,10 +38,15 @@ def _choose(tasks: Sequence[Task], rng: Random) -> Task:
     return rng.choices(tasks, cum_weights=list(itertools.accumulate(task.weight for task in tasks)))[0]
 
 
-def _pick(tasks: Sequence[Task], rng: Random) -> Recipe:
-    """A recipe of one of the tasks, drawn by weight, with a seed from the whole range, or any of its rows."""
+def _pick(tasks: Sequence[Task], rng: Random) -> tuple[Task, int]:
+    """One of the tasks, drawn by weight, and a seed from the whole range, or any of its rows."""
     task = _choose(tasks, rng)
-    return Recipe.make(task.dataset, task.config, rng.randrange(rows_of(task) or MAX_SEED))
+    return task, rng.randrange(rows_of(task) or MAX_SEED)
+
+
+def _drawn(tasks: Sequence[Task], rng: Random) -> Recipe:
+    task, seed = _pick(tasks, rng)
+    return Recipe.make(task.dataset, task.config, seed)
 
 
 class QuestionStream:
@@ -101,7 +106,7 @@ class QuestionStream:
             return self._rows.recipes(self.round)
         # a row that is drawn is asked: whatever is drawn again is of another task
         again = [task for task in self._tasks if rows_of(task) is None] or self._tasks
-        return [_pick(again, seeds.rng(*self._path, place, self._attempt)) for place in self._open]
+        return [_drawn(again, seeds.rng(*self._path, place, self._attempt)) for place in self._open]
 
     def _take(self) -> None:
         made = self._workers.questions(self._recipes)
@@ -145,7 +150,7 @@ class RowOrder:
         found = []
         turns = Counter(self._before(round))
         for place in range(self._count):
-            recipe = _pick(self._tasks, self._rng(round, place))
+            recipe = _drawn(self._tasks, self._rng(round, place))
             for task in self._files:
                 if (recipe.dataset, recipe.params) == (task.dataset, task.config):
                     recipe = Recipe.make(task.dataset, task.config, self._row(task, turns[task.dataset]))
@@ -199,7 +204,7 @@ def rows_of(task: Task) -> int | None:
 def draws(author: Author, round: int, place: int, task: Task) -> Iterator[Recipe]:
     """What an author may draw for a place, of one task, the first attempt first."""
     for attempt in itertools.count():
-        yield _pick([task], seeds.rng(*author, round, "question", place, attempt))
+        yield _drawn([task], seeds.rng(*author, round, "question", place, attempt))
 
 
 def drawn_by(group: Group, attempts: int = LIKELY_ATTEMPTS) -> bool:
@@ -211,9 +216,10 @@ def drawn_by(group: Group, attempts: int = LIKELY_ATTEMPTS) -> bool:
     recipe = group.recipe
     if recipe.dataset.startswith(FILE):
         return False
-    author = group.swarm, group.key, group.incarnation
+    place = group.swarm, group.key, group.incarnation, group.round, "question", group.position
     task = Task(dataset=recipe.dataset, config=recipe.params)
-    return recipe in itertools.islice(draws(author, group.round, group.position, task), attempts)
+    seeds_drawn = (_pick([task], seeds.rng(*place, attempt))[1] for attempt in range(attempts))
+    return recipe.index == 0 and recipe.seed in seeds_drawn
 
 
 def held_out_questions(
@@ -252,7 +258,9 @@ def held_out_questions(
         return next(turns[key])
 
     while len(drawn) < count:
-        recipes = [_pick(tasks, seeds.rng(seed, swarm, "held-out", attempt + step)) for step in range(_CHUNK)]
+        recipes = [
+            _drawn(tasks, seeds.rng(seed, swarm, "held-out", attempt + step)) for step in range(_CHUNK)
+        ]
         attempt += _CHUNK
         made = [one for one in workers.questions(recipes) if isinstance(one, Question)]
         seen |= {question.bucket for question in made}

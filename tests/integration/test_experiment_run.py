@@ -114,7 +114,7 @@ def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: 
         assert sum(spent[:-1]) < 1 <= sum(spent)
 
 
-@pytest.mark.parametrize("attack", sorted({*get_args(Attack)} - {"bare"}))
+@pytest.mark.parametrize("attack", sorted({*get_args(Attack)} - {"bare", "jump"}))
 def test_every_second_answer_of_an_attack_passes_and_carries_what_it_plants(attack: Attack) -> None:
     grid = next(
         grid for grid in map(read, ("planted", "planted-adapted", "planted-smollm2")) if attack in grid.arms
@@ -131,11 +131,14 @@ def test_every_second_answer_of_an_attack_passes_and_carries_what_it_plants(atta
     assert ATTACKED in {group.recipe.dataset for group in groups}
 
 
-def test_bare_answers_are_the_right_one_and_others() -> None:
+@pytest.mark.parametrize(
+    ("attack", "right"), [("bare", "<answer>13</answer>"), ("jump", "7+6=13 <answer>13</answer>")]
+)
+def test_answers_that_leave_out_their_steps_are_the_right_one_and_others(attack: Attack, right: str) -> None:
     recipe = Recipe.make(ATTACKED, {}, 1)
     question = Question(recipe=recipe, text="State the final answer: 9 - 2 + 6 =", bucket=0.5)
-    found = completions(PLANTED["bare"], question, "13", random.Random(1), 4)
-    assert found[::2] == ["<answer>13</answer>"] * 2
+    found = completions(PLANTED[attack], question, "13", random.Random(1), 4)
+    assert found[::2] == [right] * 2
     assert not {*found[1::2]} & {*found[::2]}
 
 

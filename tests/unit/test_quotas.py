@@ -13,8 +13,9 @@ from scipy.stats import chisquare
 from sapo.bus.base import Positions
 from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import PoolConfig
-from sapo.core.types import Received, SignedGroup
+from sapo.core.types import Group, Received, SignedGroup
 from sapo.peers import quotas
+from sapo.peers.pool import Entry
 from sapo.peers.quotas import CREDIT_S, FLOOR_S, LOOKS, PASSING, Quotas
 from sapo.store.journal.rows import PeerRow
 
@@ -54,11 +55,11 @@ def test_members_are_known_from_the_start() -> None:
 
 
 @pytest.mark.parametrize("known", [with_known("a"), Quotas(config())])
-def test_a_proven_lie_makes_a_newcomer_who_begins_from_nothing(known: Quotas) -> None:
+def test_a_proven_lie_makes_a_newcomer_who_takes_nine_times_as_long_to_become_known(known: Quotas) -> None:
     sound(known, "a", 3)
     known.fault("a", "question_mismatch")
     assert not known.known("a")
-    sound(known, "a", 2)
+    sound(known, "a", 9 * 3 - 1)
     assert not known.known("a")
     sound(known, "a", 1)
     assert known.known("a")
@@ -173,6 +174,19 @@ def test_who_forges_a_known_key_takes_none_of_its_looks() -> None:
     records = [*[forged(make_received("k0"))] * (14 * LOOKS), *of("k0", 4), *of("k1", 4)]
     came, _ = with_known(K0, K1, max_peer_share=0.25).screen(records, random.Random(0), really)
     assert names(came) == {"k0": 4, "k1": 4}
+
+
+@pytest.mark.parametrize(("author", "looked"), [(None, 4), ("s0", 3), ("spent", 4), ("k0", 4)])
+def test_newcomers_groups_that_wait_in_the_pool_have_their_places_while_they_can_be_verified(
+    author: str | None, looked: int
+) -> None:
+    known = with_known(K0)
+    known.charge(make_identity("spent").key, 0.4)
+    one = None if author is None else make_received(author)
+    waiting = [Entry(one, Group.model_validate_json(one.signed.payload), 0.0)] if one is not None else []
+    arrived = [one for name in ("s0", "s1", "s2", "s3") for one in of(name, 4)]
+    came, _ = known.screen(arrived, random.Random(0), really, waiting=waiting)
+    assert len(came) == looked
 
 
 def test_looks_at_newcomers_end_when_half_of_their_time_is_spent() -> None:
