@@ -163,7 +163,8 @@ class Intake:
         self.pool.refuse(refused)
         self.refusals.note(refused, received)
         self.own_key.note(refused, received)
-        if is_signed(refused):
+        # what a `wrong_key` has signed may be a sound group of its author
+        if refused.group is not None or refused.code == "malformed":
             self.pool.seen.refuse(received.signed.content_sha256)
             if refused.code in PROVEN or refused.proven:
                 self.quotas.fault(received.signed.key, refused.code)

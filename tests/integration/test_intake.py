@@ -19,7 +19,7 @@ from sapo.peers.dedup import DedupIndex
 from sapo.peers.pool import Entry, Verdict
 from sapo.peers.quotas import CREDIT_S
 from sapo.peers.resend_guard import PLACES
-from sapo.peers.signing import seal
+from sapo.peers.signing import seal, sealed
 from sapo.policy.tokenise import Tokens
 from sapo.tasks.holdout import bucket
 from sapo.tasks.questions import QuestionStream
@@ -130,7 +130,7 @@ def test_who_answers_first_on_a_partition_that_lags_does_not_throw_out_whose_que
 def test_a_group_in_the_pool_does_not_come_in_again_when_its_id_is_forgotten(
     node: NodeRuntime, bus: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.parts.intake.quotas, "may_verify", lambda key, beside: False)
+    monkeypatch.setattr(node.parts.intake.quotas, "may_verify", lambda key, beside=(): False)
     beyond_the_window = question_of(node, "quiet").model_copy(update={"position": PLACES})
     one = stamped(beyond_the_window, NOW - 20, "quiet")
     for _ in range(2):
@@ -181,6 +181,30 @@ def test_what_a_draw_finds_out_is_refused_sampled_and_a_fault(node: NodeRuntime,
     result = node.journal.result(node.round - 1)
     assert result.metrics["pool/refused/question_mismatch"] == 1.0
     assert result.metrics[f"peers/refused/{group.key[:12]}"] == 1.0
+
+
+def test_a_malformed_record_is_its_signer_s_fault_once_however_often_it_is_sent(
+    node: NodeRuntime, bus: Mailbox
+) -> None:
+    intake, liar = node.parts.intake, make_identity("loose")
+    intake.quotas.judged(liar.key, 0.0, True)
+    intake.refusals.rows(), intake.quotas.metrics()
+    signed = sealed(b'{"round": "first"}', liar, "0" * 64)
+    for _ in range(2):
+        bus.inbox = [Received(signed=signed, bus_position="0:0", timestamp=NOW)]
+        intake.receive(Random(0))
+    assert [row.reason for row in intake.refusals.rows()] == ["malformed", "duplicate"]
+    assert intake.quotas.metrics()["peers/faults/malformed"] == 1.0
+
+
+def test_who_signs_another_s_group_does_not_keep_it_out(node: NodeRuntime, bus: Mailbox) -> None:
+    intake, group = node.parts.intake, question_of(node, "robbed")
+    own = stamped(group, NOW - 10, "robbed")
+    thief = sealed(own.signed.payload, make_identity("thief"), group.group_id)
+    for signed in (thief, own.signed):
+        bus.inbox = [Received(signed=signed, bus_position="0:0", timestamp=NOW)]
+        intake.receive(Random(0))
+    assert group.group_id in intake.pool
 
 
 def test_an_announcement_is_refused_and_nobody_blamed_where_there_is_no_gossip(
