@@ -126,7 +126,7 @@ class Reading:
         author = "" if received is None else received.signed.key
         taken = len(self._received) + len(self._malformed)
         over = taken > 0 and not self._byte_shares.fits(author, size)
-        if over and received is not None and author:
+        if over and received is not None and author and not self._byte_shares.newcomers_full(author, size):
             author = self._proven(received.signed)
             over = not self._byte_shares.fits(author, size)
         full = taken > 0 and self._bytes + size > self._limits.max_bytes

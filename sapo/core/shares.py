@@ -71,6 +71,11 @@ class Meter:
         fits = self._sums[known] + amount <= self._together[known]
         return fits and (author + amount <= self._most or (known and not author))
 
+    def newcomers_full(self, key: str, amount: int) -> bool:
+        """Whether it is a newcomer's, and would not fit whichever newcomer's it was."""
+        full = self._sums[False] > 0 and self._sums[False] + amount > self._together[False]
+        return full and not self._shares.known(key)
+
     def move(self, key: str, other: str, amount: int) -> None:
         """Have it count as another's: it was not the author's."""
         for one, more in ((key, -amount), (other, amount)):

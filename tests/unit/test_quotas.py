@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -248,6 +249,21 @@ def test_what_others_send_in_a_known_name_uses_up_none_of_its_part_of_a_poll(
         read |= {one.signed.group_id for one in found.received}
         at = found.positions
     assert {one.group_id for one in REAL} <= read, "what is passed over is never read again"
+
+
+def test_newcomers_signatures_are_not_checked_where_their_part_of_a_poll_is_used_up() -> None:
+    bus, asked = MemoryBus(), list[str]()
+    bus.publish([*(make_signed(f"s{i}", texts=("x" * 4000, f"{i}")) for i in range(20)), *FLOOD, *REAL])
+
+    def proven(signed: SignedGroup) -> bool:
+        asked.append(signed.key)
+        return True
+
+    limits = replace(with_known(K0, poll_bytes=40_000).limits(), proven=proven)
+    found = bus.poll({}, limits, random.Random(0))
+    assert {one.group_id for one in REAL} <= {one.signed.group_id for one in found.received}
+    assert found.passed > 30
+    assert not asked
 
 
 def left(known: Quotas) -> float:

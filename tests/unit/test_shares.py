@@ -61,6 +61,13 @@ def test_a_meter_lets_a_party_begin_and_then_keeps_to_its_share() -> None:
     assert Meter(OPEN, 8).take("x", 100)
 
 
+def test_a_meter_says_where_it_makes_no_difference_which_newcomer_asks() -> None:
+    meter = Meter(OPEN, 8)
+    assert not meter.newcomers_full("x", 100)
+    meter.take("x")
+    assert [meter.newcomers_full(*asked) for asked in (("y", 1), ("y", 2), ("A", 2))] == [False, True, False]
+
+
 TAKEN = st.lists(st.tuples(st.sampled_from("ABwxyz"), st.integers(1, 5)), max_size=40)
 
 
