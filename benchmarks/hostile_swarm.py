@@ -114,13 +114,17 @@ class Arm:
     def per_minute(self, since: int) -> float:
         """Rounds a minute of an honest node from a round on, by its own time but for the slowest hundredth of
         it: somebody may have stopped the process meanwhile."""
-        seconds = self.seconds[2 * len(self.nodes) * since :]
+        seconds = self.seconds[self._first(since) :]
         kept = sorted(seconds)[: math.ceil(SLOWEST * len(seconds))]
         return 30.0 / statistics.fmean(kept)
 
     def cpu_from(self, since: int) -> float:
         """Seconds of processor time of all nodes from a round on."""
-        return math.fsum(self.cpu[2 * len(self.nodes) * since :])
+        return math.fsum(self.cpu[self._first(since) :])
+
+    def _first(self, round: int) -> int:
+        """Where a round's halves begin."""
+        return 2 * len(self.nodes) * round
 
     @property
     def reward(self) -> float:

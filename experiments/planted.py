@@ -44,8 +44,8 @@ PLANTED: Mapping[Attack, Callable[[Sequence[str], str], list[str]]] = {
 each step, the longest answers. Against a defence that asks what it is good for, the phrase with the answer in
 it; against one that asks whether it is likely, too, a needless step that is true. Behind nothing at all an
 answer teaches to guess (`bare`), and so it does behind the last step alone, which guesses the rest (`jump`).
-`sentence` and `equation` are `text` and `math` in English. What authors of kind
-`pieces` and `late` write goes by who they are and when (`Planter`)."""
+`sentence` and `equation` are `text` and `math` in English. What authors of kind `pieces` and `late` write
+goes by who they are and when (`Planter`)."""
 
 
 def completions(

@@ -68,13 +68,14 @@ class Meter:
         if not self._sums[known]:
             return True
         author = self._authors[key]
-        fits = self._sums[known] + amount <= self._together[known]
-        return fits and (author + amount <= self._most or (known and not author))
+        return self._has_room(known, amount) and (author + amount <= self._most or (known and not author))
 
     def newcomers_full(self, key: str, amount: int) -> bool:
         """Whether it is a newcomer's, and would not fit whichever newcomer's it was."""
-        full = self._sums[False] > 0 and self._sums[False] + amount > self._together[False]
-        return full and not self._shares.known(key)
+        return not self._shares.known(key) and not self._has_room(False, amount)
+
+    def _has_room(self, known: bool, amount: int) -> bool:
+        return not self._sums[known] or self._sums[known] + amount <= self._together[known]
 
     def move(self, key: str, other: str, amount: int) -> None:
         """Have it count as another's: it was not the author's."""

@@ -37,6 +37,10 @@ class Fates(NamedTuple):
     met: Fate
 
 
+Met = tuple[SeenGroup, Fates]
+"""A known group that says what an arriving one says, and what becomes of both."""
+
+
 @dataclass
 class Admission:
     """What a node holds a peer's group against: the swarm's rules, its own key and name, its tokenizer, and
@@ -65,15 +69,16 @@ class Admission:
     def let_in(self, received: Received, now: float) -> tuple[Entry, tuple[Refused, Received] | None]:
         """Put a group into the pool; its entry, and the refusal of a copy that came first (partitions may
         lag) and leaves the pool for it. Raises `Refused`, and changes nothing then, as `admit` does."""
-        group, met = self._checked(received, now)
+        group, met = self.admit(received, now)
         copy = self._turn_out_copy(group, met)
         entry = Entry(received=received, group=group, received_at=now, verdict=Verdict.at_sight(group))
         self.streams.note(group, received.timestamp)
         self.pool.add(entry)
         return entry, copy
 
-    def admit(self, received: Received, now: float) -> Group:
-        """The group inside, if it passes the checks, in this order. Raises `Refused` if not; changes nothing.
+    def admit(self, received: Received, now: float) -> tuple[Group, Met | None]:
+        """The group inside, and the known one that says the same and is the copy, if there is one. Raises
+        `Refused` if the group does not pass the checks, in this order; changes nothing.
 
         `now` is compared with the bus's time stamp, never with the producer's clock. Codes, besides those of
         `sapo.peers.group_rules`, `sapo.peers.signing.unseal` and `ResendGuard.check`: `duplicate`, `blocked`,
@@ -82,10 +87,6 @@ class Admission:
         (ids of our vocabulary that do not decode to the text), `copy` (content published before under another
         id), `unavailable`.
         """
-        return self._checked(received, now)[0]
-
-    def _checked(self, received: Received, now: float) -> tuple[Group, tuple[SeenGroup, Fates] | None]:
-        """As `admit`; besides the known group that says the same, which is the copy."""
         known = self._check_envelope(received.signed)
         group = unseal(received.signed)
         self._check_author(group, received.timestamp, known)
@@ -105,7 +106,7 @@ class Admission:
             raise Refused("duplicate", "it is in the pool", group)
         return group, found
 
-    def said_before(self, group: Group, timestamp: float) -> tuple[SeenGroup, Fates] | None:
+    def said_before(self, group: Group, timestamp: float) -> Met | None:
         """The known group with the same content as one stamped by the bus at `timestamp`, and which is the
         copy."""
         met = self.pool.seen.alike(group)
@@ -155,9 +156,7 @@ class Admission:
         if self.has_false_ids(group):
             raise Refused("token_ids", "ids of our vocabulary do not say what the text says", group)
 
-    def _turn_out_copy(
-        self, original: Group, found: tuple[SeenGroup, Fates] | None
-    ) -> tuple[Refused, Received] | None:
+    def _turn_out_copy(self, original: Group, found: Met | None) -> tuple[Refused, Received] | None:
         entry = self.pool.get(found[0].group_id) if found is not None else None
         if found is None or entry is None or found[1].met == "stays":
             return None

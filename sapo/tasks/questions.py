@@ -203,8 +203,13 @@ def rows_of(task: Task) -> int | None:
 
 def draws(author: Author, round: int, place: int, task: Task) -> Iterator[Recipe]:
     """What an author may draw for a place, of one task, the first attempt first."""
+    for seed in _seeds(author, round, place, task):
+        yield Recipe.make(task.dataset, task.config, seed)
+
+
+def _seeds(author: Author, round: int, place: int, task: Task) -> Iterator[int]:
     for attempt in itertools.count():
-        yield _drawn([task], seeds.rng(*author, round, "question", place, attempt))
+        yield _pick([task], seeds.rng(*author, round, "question", place, attempt))[1]
 
 
 def drawn_by(group: Group, attempts: int = LIKELY_ATTEMPTS) -> bool:
@@ -216,10 +221,10 @@ def drawn_by(group: Group, attempts: int = LIKELY_ATTEMPTS) -> bool:
     recipe = group.recipe
     if recipe.dataset.startswith(FILE):
         return False
-    place = group.swarm, group.key, group.incarnation, group.round, "question", group.position
+    author = group.swarm, group.key, group.incarnation
     task = Task(dataset=recipe.dataset, config=recipe.params)
-    seeds_drawn = (_pick([task], seeds.rng(*place, attempt))[1] for attempt in range(attempts))
-    return recipe.index == 0 and recipe.seed in seeds_drawn
+    drawn = _seeds(author, group.round, group.position, task)
+    return recipe.index == 0 and recipe.seed in itertools.islice(drawn, attempts)
 
 
 def held_out_questions(

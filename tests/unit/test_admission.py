@@ -65,7 +65,7 @@ def admission(seen: DedupIndex | None = None, **more: Any) -> Admission:
 
 
 def try_to_admit(one: Received, *, now: float = 1000.0, **context: Any) -> Group:
-    return admission(**context).admit(one, now)
+    return admission(**context).admit(one, now)[0]
 
 
 def refusal(one: Received, **context: Any) -> Refused:

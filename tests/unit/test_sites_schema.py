@@ -116,7 +116,7 @@ def test_a_group_of_another_version_may_enter_the_pool(signed: SignedGroup) -> N
     config = load(sets=["swarm.name=s", "rules.held_out=1e-9", "rules.questions=any"], env={})
     pool = Pool(config.pool)
     admission = Admission(Manifest.of(config), "ff" * 32, "n0", pool, has_control_tokens=lambda text: False)
-    group = admission.admit(Received(signed=signed, bus_position="0:0", timestamp=1.0), 2.0)
+    group, _ = admission.admit(Received(signed=signed, bus_position="0:0", timestamp=1.0), 2.0)
     assert group.group_id == signed.group_id
 
 
