@@ -253,7 +253,7 @@ class NodeRuntime:
             now.tokens = self._tokens(now.local)  # while the workers score
             if now.outcomes is None:
                 now.outcomes = score_groups(parts.workers, now.groups)
-            standards = own_standards(now.groups, now.outcomes, now.tokens)
+            standards = own_standards(now.groups, now.outcomes)
             quotas.earn(self._own_seconds(parts.clock() - started), self.round)
             scores = [[outcome.score for outcome in row] for row in now.outcomes]
             now.draw = sampling.sample_external(
@@ -288,12 +288,12 @@ class NodeRuntime:
         return sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"), useful)
 
     def _settle(self, batch: Batch, looked: Mapping[int, float], seconds: float) -> None:
-        """Take down what of an update's seconds was own work, and charge authors what their groups cost more
-        to learn from than own ones."""
+        """Take down what of an update's seconds was own work, and charge authors what it took beyond that."""
         tokens = costs(batch, self.config.learn, shared=shares_prompts(self.parts.policy.model))
-        self._own_update_s, charges = divide(seconds, batch, tokens, looked)
+        quotas = self.parts.intake.quotas
+        self._own_update_s, charges = divide(seconds, batch, tokens, looked, quotas.known)
         for key, more in charges.items():
-            self.parts.intake.quotas.charge(key, more)
+            quotas.charge(key, more)
 
     def _own_seconds(self, scoring: float) -> float:
         """Seconds of the node's own work since the draw before: the own part of the last update, generation,

@@ -1,6 +1,5 @@
 """Verification of what peers wrote: regenerated, scored, and compared with the node's own answers."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,29 +23,23 @@ from sapo.tasks.workers import PeerGroup, TaskWorkers
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The best and the mean score of answers, and the tokens of the largest group; by default nothing falls
-    short of it."""
+    """The best and the mean score of answers; by default nothing falls short of it."""
 
     best: float = 0.0
     mean: float = 0.0
-    tokens: float = math.inf
 
     def above(self, scores: Sequence[float], tolerance: float) -> bool:
         """Whether `scores` fall short of it: in the best of them, or by half in their mean."""
         return max(scores) < self.best - tolerance or fmean(scores) < self.mean / 2 - tolerance
 
 
-def own_standards(
-    groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]], tokens: Sequence[Tokens] = ()
-) -> dict[str, Baseline]:
-    """What a round's own answers reach, by data set, and all of them together under ``""``; `tokens` are of
-    those that are learned from."""
-    largest = max((one.answered for one in tokens), default=math.inf)
+def own_standards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]) -> dict[str, Baseline]:
+    """What a round's own answers reach, by data set, and all of them together under ``""``."""
     scores: dict[str, list[float]] = {}
     for group, row in zip(groups, outcomes, strict=True):
         for name in (group.recipe.dataset, ""):
             scores.setdefault(name, []).extend(one.score for one in row if one.score is not None)
-    return {name: Baseline(max(found), fmean(found), largest) for name, found in scores.items() if found}
+    return {name: Baseline(max(found), fmean(found)) for name, found in scores.items() if found}
 
 
 @dataclass
@@ -65,8 +58,8 @@ class PeerVerifier:
         """Regenerate and score groups; returns the entries with their verdicts and tokens.
 
         A newcomer's group that falls short of the node's own (`own_standards`) is `substandard`: until its
-        author is known, half-right answers are not learned from. So is one that is larger than the largest
-        own one where newcomers have no time to spare: long answers of a few would use up the time of all.
+        author is known, half-right answers are not learned from. So is any where newcomers have no time to
+        spare: it counts for its author, but learning from it is for the time of all.
         """
         tokens, found, seconds = self._measured(entries)
         good = [i for i in range(len(entries)) if i not in found]
@@ -83,8 +76,7 @@ class PeerVerifier:
             short = newcomer and self._falls_short(found[i], standard)
             useful = not short and informative(found[i].scores, self.config.learn.zero_tolerance)
             self.quotas.judged(entry.group.key, seconds[i], useful)
-            dear = newcomer and tokens[i].answered > standard.tokens and not self.quotas.spare
-            if short or dear:
+            if short or (useful and newcomer and not self.quotas.spare):
                 found[i] = found[i].model_copy(update={"reason": "substandard"})
         return [replace(entry, verdict=found[i], tokens=tokens[i]) for i, entry in enumerate(entries)]
 

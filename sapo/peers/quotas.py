@@ -17,7 +17,8 @@ others. Nothing is verified for an account in debt, and for each one group at a 
 An own group has at most `batch.completions` times `generate.max_new_tokens` tokens to learn from: the
 *allowance*. A foreign completion may have `COMPLETION` times the tokens of an own one, and a foreign group
 `GROUP` allowances (`beyond`). What an author's groups have more than the batch's own ones, in the mean, is
-charged to it at what a token cost in that update (`excess`).
+charged to it at what a token cost in that update (`excess`), and to newcomers all that theirs have: they are
+learned from only while newcomers have time to `spare`.
 
 A name that behaves becomes known, whoever is behind it: where that is too cheap, a swarm goes by invitation.
 """
@@ -122,7 +123,7 @@ class Quotas:
 
     @property
     def spare(self) -> bool:
-        """Whether newcomers have time left for being learned from; half a credit is kept for verification."""
+        """Whether newcomers have time left to be learned from; half a credit is kept for verification."""
         return not self._timed or self._common.balance > CREDIT_S / 2
 
     def known_keys(self) -> frozenset[str]:
@@ -352,25 +353,35 @@ def beyond(config: Config, lengths: Sequence[int], prompt: int = 0) -> str | Non
 
 
 def divide(
-    seconds: float, batch: Batch, tokens: Mapping[int, int], looked: Mapping[int, float]
+    seconds: float,
+    batch: Batch,
+    tokens: Mapping[int, int],
+    looked: Mapping[int, float],
+    known: Callable[[str], bool],
 ) -> tuple[float, dict[str, float]]:
     """Divide the seconds of an update by tokens, `tokens` those that groups have to learn from and `looked`
-    those that were looked at in them, by position; returns what was own work, and what each author's groups
-    took above the mean of the batch's own ones, by key."""
+    those that were looked at in them, by position; returns what was own work, and the `excess` of each
+    author, by key."""
     learned = {group.position: group for group in batch.groups if group.informative}
     token_s = seconds / max(1.0, sum(tokens[place] for place in learned) + sum(looked.values()))
     own = sum(tokens[place] for place, group in learned.items() if group.source == "local")
-    return own * token_s, {key: more * token_s for key, more in excess(batch, tokens, looked).items()}
+    return own * token_s, {key: more * token_s for key, more in excess(batch, tokens, looked, known).items()}
 
 
-def excess(batch: Batch, tokens: Mapping[int, int], looked: Mapping[int, float]) -> Counter[str]:
+def excess(
+    batch: Batch,
+    tokens: Mapping[int, int],
+    looked: Mapping[int, float],
+    known: Callable[[str], bool],
+) -> Counter[str]:
     """What foreign groups have above the mean of the batch's own ones, by author: of what they have to learn
-    from, and of what was `looked` at in them."""
+    from, and of what was `looked` at in them. All of it is excess where an author is not `known`."""
     own = [tokens[group.position] for group in batch.groups if group.source == "local"]
     usual = sum(own) / max(1, len(own))
     found: Counter[str] = Counter()
     for group in batch.groups:
         if group.source == "external" and group.informative:
-            taken = tokens[group.position], looked.get(group.position, 0.0)
-            found[group.producer_key] += sum(max(0, math.ceil(one - usual)) for one in taken)
+            key, taken = group.producer_key, (tokens[group.position], looked.get(group.position, 0.0))
+            free = usual if known(key) else 0.0
+            found[key] += sum(max(0, math.ceil(one - free)) for one in taken)
     return +found

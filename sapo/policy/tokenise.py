@@ -66,11 +66,6 @@ class Tokens:
         return cls(ids, [own_ids(policy, group, completion) for completion in group.completions])
 
     @property
-    def answered(self) -> int:
-        """Tokens of all completions."""
-        return sum(len(ids) for ids, _ in self.completions)
-
-    @property
     def longest(self) -> int:
         """Tokens of the group's longest sequence, prompt included."""
         return len(self.prompt) + max(len(ids) for ids, _ in self.completions)
