@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from sapo.core.atomic_file import write_atomically
@@ -89,11 +90,12 @@ def chosen(only: str | None) -> list[Step]:
 
 
 def listed(steps: Sequence[Step]) -> list[str]:
-    """The steps with minutes and memory, for `--dry-run`."""
-    lines = [f"{'step':24} {'minutes':>7} {'GPU GB':>7}  what"]
-    lines += [f"{one.name:24} {one.minutes:7g} {one.memory_gb:7g}  {one.what}" for one in steps]
-    lines += [f"{'all':24} {sum(one.minutes for one in steps):7g}", "", "On a processor these stay open:"]
-    return lines + not_rehearsed(steps)
+    """The steps with minutes, the minutes that have passed after each, and memory, for `--dry-run`."""
+    lines = [f"{'step':24} {'minutes':>7} {'in all':>7} {'GPU GB':>7}  what"]
+    passed = accumulate(one.minutes for one in steps)
+    for one, minutes in zip(steps, passed, strict=True):
+        lines.append(f"{one.name:24} {one.minutes:7.1f} {minutes:7.1f} {one.memory_gb:7g}  {one.what}")
+    return [*lines, "", "On a processor these stay open:", *not_rehearsed(steps)]
 
 
 def described(machine: Machine, carried: Path | None) -> list[str]:

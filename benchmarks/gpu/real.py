@@ -29,7 +29,7 @@ from .steps import MODEL
 
 CARRIED = ROOT / MODEL
 """Or its parts `….00`, `….01`."""
-SECONDS = 270.0
+SECONDS = 240.0
 """Of rounds and exams, each arm; the last exam comes after."""
 ROUNDS = 60
 EXAMPLE = ("What is 12 plus 5?", "12 + 5 = 17\n<answer>17</answer>")

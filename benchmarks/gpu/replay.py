@@ -1,38 +1,63 @@
-"""Step `replay`: the rounds of step `swarm` made again from its history; bit for bit, or how far off."""
+"""Step `replay`: rounds of two SmolLM2-135M-Instruct made again: bit for bit, or how far off."""
 
+import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sapo.bus.memory import MemoryBus
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
+from sapo.core.config.manifest import Manifest
 from sapo.core.user_cache import default_cache
+from sapo.node.round import NodeRuntime
 from sapo.policy import checkpoint, models
 from sapo.provenance.replay import opened
-from sapo.store.journal.journal import Journal
 
 from .child import Task
-from .swarm import home_of
+from .models import model_of
+from .real import smollm2
+from .swarm import settings
 
 Weights = list[torch.Tensor]
+ROUNDS, TINY_ROUNDS = 6, 3
+DRAIN_S = 60.0
 
 
 def run(task: Task) -> None:
-    """Repeat each node's rounds from its newest checkpoint before the last round on, and compare."""
-    home = Home(home_of(task))
-    if not home.manifest.exists():
-        raise SystemExit("step swarm has left no swarm here")
-    for name in home.node_names():
+    """Let two nodes make their rounds, then repeat each node's from its first checkpoint on, and compare."""
+    folder = task.work / "replay"
+    shutil.rmtree(folder, ignore_errors=True)
+    home = Home(folder / "home")
+    model, rounds = (model_of(task), TINY_ROUNDS) if task.tiny else (smollm2(task), ROUNDS)
+    config = settings(task, folder, model, f"swarm.rounds={rounds}", "generate.max_new_tokens=32")
+    _make(config, home)
+    for name in config.nodes:
         _compare(task, home, name)
 
 
+def _make(config: Config, home: Home) -> None:
+    """All rounds of all nodes, in turn; returns when the history has them."""
+    home.prepare(config, Manifest.of(config))
+    bus = MemoryBus()
+    for name in config.nodes:
+        home.make_node(name)
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(NodeRuntime.open(config, name, home, bus=bus)) for name in config.nodes]
+        for _ in range(config.swarm.rounds):
+            for node in nodes:
+                node.run_round()
+                if not node.drain(DRAIN_S):
+                    raise SystemExit(
+                        f"{node.name} did not deliver what it owes: {node.deliverer.why_owing()}"
+                    )
+
+
 def _compare(task: Task, home: Home, name: str) -> None:
-    kept = sorted(checkpoint.round_of(path) for path in checkpoint.paths(home.checkpoints(name)))
-    # on a GPU a resumed node goes on from other weights, which a checkpoint has
-    first = kept[-2] if task.device == "cuda" and len(kept) > 1 else None
     equal, losses, count = 0, [], 0
-    with opened(home, name, first=first) as replay:
+    with opened(home, name) as replay:
         before = _weights(replay.policy.model)
         for found in replay.rounds():
             step = replay.repeater.repeat(found.batch, found, found.environment)
@@ -46,9 +71,9 @@ def _compare(task: Task, home: Home, name: str) -> None:
     task.facts[f"{name}: rounds repeated bit for bit"] = equal
     task.add(f"{name}: loss, largest distance from the recorded", "", [max(losses, default=0.0)])
     moved, apart = _distance(recorded, before), _distance(made, recorded)
+    if not moved:
+        raise SystemExit(f"{name} learned nothing: its replay would show nothing")
     task.add(f"{name}: weights, distance from the recorded over the way they went", "", [apart / moved])
-    with Journal.read_only(home.journal(name)) as journal:
-        task.facts[f"{name}: rounds journalled"] = journal.finished_rounds()
 
 
 def _of_checkpoint(config: Config, paths: list[Path], round: int) -> Weights:

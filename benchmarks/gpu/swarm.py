@@ -31,15 +31,18 @@ POLL_S, GONE_S = 0.2, 60.0
 
 
 def home_of(task: Task) -> Path:
-    """Where the swarm lives; step `replay` finds it there."""
+    """Where the swarm lives."""
     return task.work / "swarm"
 
 
 def run(task: Task) -> None:
     """Run it over Kafka if a broker can be had, else over SQLite, and say which."""
     folder, config = task.work / "swarm-set-up", task.work / "swarm.toml"
-    folder.mkdir(exist_ok=True)
-    config.write_text(toml_dump.dumps(settings(task, folder).model_dump(mode="json")), encoding="utf-8")
+    rounds = f"swarm.rounds={TINY_ROUNDS if task.tiny else ROUNDS}"
+    config.write_text(
+        toml_dump.dumps(settings(task, folder, model_of(task), rounds).model_dump(mode="json")),
+        encoding="utf-8",
+    )
     words = [sys.executable, "-m", "benchmarks.gpu.swarm", str(home_of(task)), str(config)]
     broker = [
         sys.executable,
@@ -65,20 +68,20 @@ def run(task: Task) -> None:
         task.add(name, unit, [found[name]])
 
 
-def settings(task: Task, folder: Path) -> Config:
-    """Two nodes at the 0.5B shape, or tiny ones."""
+def settings(task: Task, folder: Path, model: Path, *more: str) -> Config:
+    """Two nodes of a model, and more settings; the rows of their questions are written into the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     rows, groups = folder / "rows.jsonl", (2, 2) if task.tiny else (4, 4)
     lines = [json.dumps({"question": f"Write number {n} in words.", "answer": PATTERN}) for n in range(ROWS)]
     rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
     sets = [
-        f"model={model_of(task)}",
+        f"model={model}",
         f"device={task.device}",
         f"dtype={'float32' if task.device == 'cpu' else 'bfloat16'}",
         f'tasks=[{{file="{rows}", config={{scorer="regex"}}}}]',
         "rules.answer=text",
         "swarm.name=gpu",
         f"swarm.nodes={NODES}",
-        f"swarm.rounds={TINY_ROUNDS if task.tiny else ROUNDS}",
         f"batch.local={groups[0]}",
         f"batch.external={groups[1]}",
         f"generate.max_new_tokens={16 if task.tiny else 128}",
@@ -91,6 +94,7 @@ def settings(task: Task, folder: Path) -> Config:
         "history.flush_seconds=1",
         "guard.falling_probes=0",
         "workers.unwalled=true",  # both nodes are ours, and the machine's kernel may have no walls
+        *more,
     ]
     return resolve("paper", None, sets)
 
