@@ -78,11 +78,7 @@ class Intake:
         # by the bus's time stamps: within a poll, too, a copy comes after its original
         received = sorted(groups, key=lambda one: one.timestamp) if self.config.batch.external else []
         came, no_room = self.quotas.screen(
-            received,
-            rng,
-            lambda one: self._admit(one, now),
-            lambda entry: entry.verdict is None,
-            self.pool.entries(),
+            received, rng, lambda one: self._admit(one, now), self.pool.entries()
         )
         for one in no_room:
             self._refuse(Refused("no_room"), one)

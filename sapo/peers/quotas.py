@@ -28,7 +28,6 @@ import random
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from sapo.bus.base import Limits
 from sapo.core.config.load import Config, PoolConfig
@@ -37,8 +36,6 @@ from sapo.core.types import Batch, Received, sha256
 from sapo.peers.pool import Entry, places_of
 from sapo.peers.signing import verify
 from sapo.store.journal.rows import PeerRow
-
-T = TypeVar("T")
 
 MEMORY = 4096
 """Newcomers remembered, and as many known authors; those of whom nothing was verified longest go first."""
@@ -150,18 +147,18 @@ class Quotas:
         self,
         received: Sequence[Received],
         rng: random.Random,
-        admit: Callable[[Received], T | None],
-        stays: Callable[[T], bool] = lambda entry: True,
+        admit: Callable[[Received], Entry | None],
         waiting: Iterable[Entry] = (),
-    ) -> tuple[list[T], list[Received]]:
+    ) -> tuple[list[Entry], list[Received]]:
         """Have `admit` look at a poll's records while their authors have room; what it gave, and the rest.
 
-        `admit` checks the signature, charges what that cost, and returns None for what it refuses; `PASSING`
-        records that do not stay take a place, or a crowd that teaches nothing would keep others out. Authors
-        have room for as many admitted groups as they may hold in the pool, and for the looks they are charged
-        for: who forges a known key takes looks of all, `LOOKS` per place. Where not all have room, records
-        are looked at in turns, one per author and turn, in an order drawn from `rng`: neither a place on the
-        bus nor the number of records is of use. Newcomers who are `on_probation` and others come by turns.
+        `admit` checks the signature, charges what that cost, and returns None for what it refuses. Of records
+        that have a verdict at sight `PASSING` take a place: they do not stay, but a crowd that teaches
+        nothing would keep others out. Authors have room for as many admitted groups as they may hold in the
+        pool, and for the looks they are charged for: who forges a known key takes looks of all, `LOOKS` per
+        place. Where not all have room, records are looked at in turns, one per author and turn, in an order
+        drawn from `rng`: neither a place on the bus nor the number of records is of use. Newcomers who are
+        `on_probation` and others come by turns.
 
         Newcomers' groups that are `waiting` in the pool have their places, if they are verified or can be: no
         more are looked at than there is time for. Looks at newcomers end when half of their seconds are
@@ -173,7 +170,7 @@ class Quotas:
             if not self.known(key) and (held.verdict is not None or self.may_verify(key)):
                 places.take(key, PASSING * places_of(held.received))
         kept = max(0.0, self._common.balance / 2)
-        came: list[T] = []
+        came: list[Entry] = []
         no_room: list[Received] = []
         for one in self._order(received, rng):
             key, size = one.signed.key, PASSING * places_of(one)
@@ -183,7 +180,7 @@ class Quotas:
             charged, entry = self._turn, admit(one)
             if entry is not None:
                 came.append(entry)
-                places.take(key, size if stays(entry) else size // PASSING)
+                places.take(key, size if entry.verdict is None else size // PASSING)
             elif self._turn == charged:
                 looks.disown(key)
         looked = len(received) - len(no_room)

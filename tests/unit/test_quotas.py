@@ -16,7 +16,7 @@ from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import PoolConfig
 from sapo.core.types import Group, Received, SignedGroup
 from sapo.peers import quotas
-from sapo.peers.pool import Entry
+from sapo.peers.pool import Entry, Verdict
 from sapo.peers.quotas import CREDIT_S, FLOOR_S, LOOKS, PASSING, Quotas
 from sapo.store.journal.rows import PeerRow
 
@@ -135,24 +135,28 @@ def forged(received: Received) -> Received:
     return received.model_copy(update={"signed": signed})
 
 
-def really(received: Received) -> Received | None:
+def entry_of(received: Received) -> Entry:
+    return Entry(received, Group.model_validate_json(received.signed.payload), 0.0)
+
+
+def really(received: Received) -> Entry | None:
     """Admits what is not forged."""
-    return None if received.signed.signature == "00" * 64 else received
+    return None if received.signed.signature == "00" * 64 else entry_of(received)
 
 
 def of(name: str, count: int) -> list[Received]:
     return [make_received(name, position=i) for i in range(count)]
 
 
-def names(came: Sequence[Received]) -> Counter[str]:
+def names(came: Sequence[Entry]) -> Counter[str]:
     known = {make_identity(name).key: name for name in ("k0", "k1", "s0", "s1", "s2", "s3", "loud")}
-    return Counter(known.get(one.signed.key, "other") for one in came)
+    return Counter(known.get(one.group.key, "other") for one in came)
 
 
 def test_where_all_have_room_the_order_of_the_bus_stays() -> None:
     records = [*of("k0", 8), *of("s0", 4), *of("k1", 8)]
     came, rest = with_known(K0, K1).screen(records, random.Random(0), really)
-    assert (came, rest) == (records, [])
+    assert ([one.received for one in came], rest) == (records, [])
 
 
 def test_who_forges_a_known_key_takes_none_of_its_room() -> None:
@@ -184,7 +188,7 @@ def test_newcomers_groups_that_wait_in_the_pool_have_their_places_while_they_can
     known = with_known(K0)
     known.charge(make_identity("spent").key, 0.4)
     one = None if author is None else make_received(author)
-    waiting = [Entry(one, Group.model_validate_json(one.signed.payload), 0.0)] if one is not None else []
+    waiting = [entry_of(one)] if one is not None else []
     arrived = [one for name in ("s0", "s1", "s2", "s3") for one in of(name, 4)]
     came, _ = known.screen(arrived, random.Random(0), really, waiting=waiting)
     assert len(came) == looked
@@ -193,9 +197,9 @@ def test_newcomers_groups_that_wait_in_the_pool_have_their_places_while_they_can
 def test_looks_at_newcomers_end_when_half_of_their_time_is_spent() -> None:
     known = with_known(K0)
 
-    def look(received: Received) -> Received:
+    def look(received: Received) -> Entry:
         known.charge(received.signed.key, 0.1)
-        return received
+        return entry_of(received)
 
     records = [*of("s0", 1), *of("s1", 1), *of("s2", 1), *of("s3", 1), *of("k0", 3)]
     came, rest = known.screen(records, random.Random(0), look)
@@ -207,7 +211,10 @@ def test_looks_at_newcomers_end_when_half_of_their_time_is_spent() -> None:
 
 def test_of_records_that_do_not_stay_four_take_a_place() -> None:
     records = [make_received(f"s{i}", position=j) for i in range(60) for j in range(2)]
-    came, _ = with_known(K0).screen(records, random.Random(0), really, lambda one: False)
+    useless = Verdict(reason="uninformative")
+    came, _ = with_known(K0).screen(
+        records, random.Random(0), lambda one: replace(entry_of(one), verdict=useless)
+    )
     places = len(with_known(K0).screen(records, random.Random(0), really)[0])
     assert len(came) == PASSING * (places - 1) + 1, "the last needs room for one that stays"
 
@@ -218,7 +225,7 @@ def test_newcomers_who_are_too_many_have_equal_chances_wherever_they_stand_on_th
     for seed in range(600):
         came, _ = Quotas(config()).screen(records, random.Random(seed), really)
         assert len(came) == 4
-        counts.update({one.signed.key for one in came})
+        counts.update({one.group.key for one in came})
     assert chisquare(list(counts.values())).pvalue > 0.001
     assert len(counts) == 12
 
