@@ -291,7 +291,7 @@ class NodeRuntime:
         """Take down what of an update's seconds was own work, and charge authors what it took beyond that."""
         tokens = costs(batch, self.config.learn, shared=shares_prompts(self.parts.policy.model))
         quotas = self.parts.intake.quotas
-        self._own_update_s, charges = divide(seconds, batch, tokens, looked, quotas.known)
+        self._own_update_s, charges = divide(seconds, batch, tokens, looked, quotas.pays_in_full)
         for key, more in charges.items():
             quotas.charge(key, more)
 

@@ -58,8 +58,8 @@ class PeerVerifier:
         """Regenerate and score groups; returns the entries with their verdicts and tokens.
 
         A newcomer's group that falls short of the node's own (`own_standards`) is `substandard`: until its
-        author is known, half-right answers are not learned from. So is any where newcomers have no time to
-        spare: it counts for its author, but learning from it is for the time of all.
+        author is known, half-right answers are not learned from. So is any of who may not teach
+        for lack of time (`Quotas.may_teach`): it counts for its author, but is not learned from.
         """
         tokens, found, seconds = self._measured(entries)
         good = [i for i in range(len(entries)) if i not in found]
@@ -71,12 +71,13 @@ class PeerVerifier:
             else:
                 found[i] = self._bad(entries[i], judgement.reason)
         for i, entry in enumerate(entries):
-            newcomer = not self.quotas.known(entry.group.key)
+            key = entry.group.key
+            newcomer = not self.quotas.known(key)
             standard = standards.get(entry.group.recipe.dataset) or standards.get("") or Baseline()
             short = newcomer and self._falls_short(found[i], standard)
             useful = not short and informative(found[i].scores, self.config.learn.zero_tolerance)
-            self.quotas.judged(entry.group.key, seconds[i], useful)
-            if short or (useful and newcomer and not self.quotas.spare):
+            self.quotas.judged(key, seconds[i], useful)
+            if short or (useful and not self.quotas.may_teach(key)):
                 found[i] = found[i].model_copy(update={"reason": "substandard"})
         return [replace(entry, verdict=found[i], tokens=tokens[i]) for i, entry in enumerate(entries)]
 

@@ -17,8 +17,8 @@ others. Nothing is verified for an account in debt, and for each one group at a 
 An own group has at most `batch.completions` times `generate.max_new_tokens` tokens to learn from: the
 *allowance*. A foreign completion may have `COMPLETION` times the tokens of an own one, and a foreign group
 `GROUP` allowances (`beyond`). What an author's groups have more than the batch's own ones, in the mean, is
-charged to it at what a token cost in that update (`excess`), and to newcomers all that theirs have: they are
-learned from only while newcomers have time to `spare`.
+charged to it at what a token cost in that update (`excess`). Once anybody is known, newcomers pay for all
+that theirs have (`pays_in_full`), and are learned from only while they have time to spare (`may_teach`).
 
 A name that behaves becomes known, whoever is behind it: where that is too cheap, a swarm goes by invitation.
 """
@@ -118,10 +118,15 @@ class Quotas:
             return True
         return key not in self._trusted and self._round - self._known[key].since < RECENT
 
-    @property
-    def spare(self) -> bool:
-        """Whether newcomers have time left to be learned from; half a credit is kept for verification."""
-        return not self._timed or self._common.balance > CREDIT_S / 2
+    def pays_in_full(self, key: str) -> bool:
+        """Whether an author is charged for all that an update takes for its groups: a newcomer, unless nobody
+        is known yet."""
+        return self._timed and bool(self._known) and not self.known(key)
+
+    def may_teach(self, key: str) -> bool:
+        """Whether an author's groups may be learned from: who pays in full leaves half a credit of newcomers'
+        time for verification."""
+        return not self.pays_in_full(key) or self._common.balance > CREDIT_S / 2
 
     def known_keys(self) -> frozenset[str]:
         """All who are known now."""
@@ -354,7 +359,7 @@ def divide(
     batch: Batch,
     tokens: Mapping[int, int],
     looked: Mapping[int, float],
-    known: Callable[[str], bool],
+    in_full: Callable[[str], bool],
 ) -> tuple[float, dict[str, float]]:
     """Divide the seconds of an update by tokens, `tokens` those that groups have to learn from and `looked`
     those that were looked at in them, by position; returns what was own work, and the `excess` of each
@@ -362,23 +367,25 @@ def divide(
     learned = {group.position: group for group in batch.groups if group.informative}
     token_s = seconds / max(1.0, sum(tokens[place] for place in learned) + sum(looked.values()))
     own = sum(tokens[place] for place, group in learned.items() if group.source == "local")
-    return own * token_s, {key: more * token_s for key, more in excess(batch, tokens, looked, known).items()}
+    return own * token_s, {
+        key: more * token_s for key, more in excess(batch, tokens, looked, in_full).items()
+    }
 
 
 def excess(
     batch: Batch,
     tokens: Mapping[int, int],
     looked: Mapping[int, float],
-    known: Callable[[str], bool],
+    in_full: Callable[[str], bool],
 ) -> Counter[str]:
     """What foreign groups have above the mean of the batch's own ones, by author: of what they have to learn
-    from, and of what was `looked` at in them. All of it is excess where an author is not `known`."""
+    from, and of what was `looked` at in them. All of it is excess of an author who pays `in_full`."""
     own = [tokens[group.position] for group in batch.groups if group.source == "local"]
     usual = sum(own) / max(1, len(own))
     found: Counter[str] = Counter()
     for group in batch.groups:
         if group.source == "external" and group.informative:
             key, taken = group.producer_key, (tokens[group.position], looked.get(group.position, 0.0))
-            free = usual if known(key) else 0.0
+            free = 0.0 if in_full(key) else usual
             found[key] += sum(max(0, math.ceil(one - free)) for one in taken)
     return +found

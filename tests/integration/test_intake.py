@@ -258,12 +258,17 @@ def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_bette
     assert node.parts.intake.quotas.on_probation(entry.group.key)
 
 
-def test_a_newcomer_is_learned_from_only_where_there_is_time_to_spare(node: NodeRuntime) -> None:
+def test_a_newcomer_is_learned_from_only_where_there_is_time_to_spare_once_anybody_is_known(
+    node: NodeRuntime,
+) -> None:
     entry, quotas = padded(node, "padder"), node.parts.intake.quotas
-    assert verdict(node, entry, {}).reason is None, "there is time to spare"
     quotas.charge(make_identity("another").key, CREDIT_S / 2)
+    assert verdict(node, entry, {}).reason is None, "nobody is known"
+    for _ in range(CONFIG.pool.newcomer_groups):
+        quotas.judged(make_identity("friend").key, 0.0, True)
     assert verdict(node, entry, {}).reason == "substandard"
     assert quotas.on_probation(entry.group.key), "and yet it counts"
+    assert verdict(node, padded(node, "friend"), {}).reason is None
     same = entry.group.model_copy(update={"completions": (Completion(text="7", finish_reason="stop"),) * 8})
     assert verdict(node, replace(entry, group=same), {}).reason is None, "this one teaches nothing anyhow"
 

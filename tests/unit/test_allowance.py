@@ -38,8 +38,8 @@ def test_completions_and_groups_are_bounded_by_own_ones(lengths: list[int], why:
     assert beyond(CONFIG, lengths) == why
 
 
-def everybody(key: str) -> bool:
-    return True
+def nobody(key: str) -> bool:
+    return False
 
 
 def test_what_authors_have_more_than_the_mean_own_group_is_charged() -> None:
@@ -47,11 +47,11 @@ def test_what_authors_have_more_than_the_mean_own_group_is_charged() -> None:
     others = [group(2, "a", 5, 5, 5, 5), group(3, "b", 40, 1, 5, 1), group(4, "b", 20, 1, 20, 1)]
     taken = batch(*own, *others)
     tokens = costs(taken, LearnConfig())
-    assert excess(taken, tokens, {}, everybody) == {
+    assert excess(taken, tokens, {}, nobody) == {
         "b" * 64: 15 + 10
     }  # those above the mean alone are learned from
-    assert excess(taken, costs(taken, LearnConfig(foreign="as_if_own")), {}, everybody) == {"b" * 64: 17 + 12}
-    assert excess(taken, tokens, {2: 30.0, 4: 70.0}, everybody) == {"b" * 64: 15 + 10 + 40}, (
+    assert excess(taken, costs(taken, LearnConfig(foreign="as_if_own")), {}, nobody) == {"b" * 64: 17 + 12}
+    assert excess(taken, tokens, {2: 30.0, 4: 70.0}, nobody) == {"b" * 64: 15 + 10 + 40}, (
         "and what was looked at"
     )
 
@@ -60,18 +60,18 @@ def test_the_seconds_of_an_update_are_own_work_or_charged_above_own_groups_by_to
     taken = batch(group(0, "0", 10, 10, source="local"), group(1, "a", 60, 10), group(2, "b", 10, 10))
     tokens = costs(taken, LearnConfig(foreign="as_if_own"))
     assert tokens == {0: 20, 1: 70, 2: 20}
-    assert divide(11.0, taken, tokens, {}, everybody) == (pytest.approx(2.0), {"a" * 64: pytest.approx(5.0)})
+    assert divide(11.0, taken, tokens, {}, nobody) == (pytest.approx(2.0), {"a" * 64: pytest.approx(5.0)})
     looked = {1: 30.0, 2: 80.0}
     charges = {"a" * 64: pytest.approx(3.0), "b" * 64: pytest.approx(3.0)}
-    assert divide(11.0, taken, tokens, looked, everybody) == (pytest.approx(1.0), charges), (
+    assert divide(11.0, taken, tokens, looked, nobody) == (pytest.approx(1.0), charges), (
         "looks take time, too"
     )
 
 
-def test_a_newcomer_is_charged_for_all_that_learning_from_it_took() -> None:
+def test_who_pays_in_full_is_charged_for_all_that_learning_from_it_took() -> None:
     taken = batch(group(0, "0", 10, 10, source="local"), group(1, "a", 5, 5), group(2, "b", 15, 10))
     tokens = costs(taken, LearnConfig(foreign="as_if_own"))
-    found = excess(taken, tokens, {1: 10.0}, lambda key: key == "b" * 64)
+    found = excess(taken, tokens, {1: 10.0}, lambda key: key == "a" * 64)
     assert found == {"a" * 64: 10 + 10, "b" * 64: 5}
 
 

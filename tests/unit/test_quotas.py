@@ -50,6 +50,17 @@ def test_an_author_is_known_once_enough_groups_were_found_sound() -> None:
     assert known.known_keys() == {"a"}
 
 
+def test_newcomers_pay_in_full_for_being_learned_from_once_anybody_is_known() -> None:
+    known = Quotas(config())
+    assert not known.pays_in_full("a")
+    sound(known, "b", 3)
+    assert (known.pays_in_full("a"), known.pays_in_full("b")) == (True, False)
+    assert known.may_teach("a")
+    known.charge("c", CREDIT_S / 2)
+    assert (known.may_teach("a"), known.may_teach("b")) == (False, True)
+    assert not Quotas(config(), rows=known.changed(), timed=False).pays_in_full("a")
+
+
 def test_members_are_known_from_the_start() -> None:
     assert with_known("a").known("a")
     assert with_known("a").known_keys() == {"a"}
