@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from sapo.core.config.load import Config, load, merge, parse
 from sapo.core.config.patterns import in_words
@@ -111,10 +119,17 @@ class ExamPlan(_Part):
     """After the last round, ask an arm's nodes together, with so many answers to a question in all."""
 
 
+def _refuse_twice(rates: Sequence[float]) -> None:
+    if len({f"{rate:g}" for rate in rates}) < len(rates):
+        raise ValueError("names a learning rate twice; those that are equal to six digits are one")
+
+
 class Tune(_Part):
     """Learning rates tried for every arm; the best by held-out pass@1 at the end is the arm's."""
 
     lr: Annotated[list[PositiveFloat], Field(min_length=1)]
+    beside: dict[str, list[PositiveFloat]] = Field(default_factory=dict, exclude_if=lambda more: not more)
+    """More rates for some arms, such as one that learns from larger batches than the others."""
     seeds: PositiveInt = 2
     rounds: PositiveInt | None = None
     """Of a tuning run: an arm with other rounds than the grid's is cut in proportion, and none gets more."""
@@ -122,9 +137,19 @@ class Tune(_Part):
     @field_validator("lr")
     @classmethod
     def _distinct(cls, rates: list[float]) -> list[float]:
-        if len({f"{rate:g}" for rate in rates}) < len(rates):
-            raise ValueError("names a learning rate twice; those that are equal to six digits are one")
+        _refuse_twice(rates)
         return rates
+
+    @field_validator("beside")
+    @classmethod
+    def _not_of_all(cls, more: dict[str, list[float]], info: ValidationInfo) -> dict[str, list[float]]:
+        for rates in more.values():
+            _refuse_twice([*info.data.get("lr", ()), *rates])
+        return more
+
+    def rates(self, arm: str) -> list[float]:
+        """What is tried for an arm."""
+        return [*self.lr, *self.beside.get(arm, ())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +223,7 @@ class Grid(_Part):
             for problem, (remedy, part, there) in needs.items():
                 if part in one.figure and not there:
                     raise UserError(f"compare.{place}.figure", one.figure, problem, remedy)
+        named += [("tune.beside", name) for name in (self.tune.beside if self.tune is not None else ())]
         for field, name in named:
             if name not in names:
                 raise UserError(field, name, "there is no such arm", known)
@@ -244,8 +270,11 @@ class Grid(_Part):
             return []
         chosen = [self.named(name).name for name in arms or self.arms]
         seeds = range(TUNING_SEED + self.first_seed, TUNING_SEED + self.first_seed + self.tune.seeds)
-        runs = product(seeds, chosen, self.tune.lr)
-        return [Job(arm=name, seed=seed, lr=lr, tuning=True) for seed, name, lr in runs]
+        return [
+            Job(arm=name, seed=seed, lr=lr, tuning=True)
+            for seed, name in product(seeds, chosen)
+            for lr in self.tune.rates(name)
+        ]
 
     def rounds_of(self, job: Job) -> int:
         """How many rounds a run has."""

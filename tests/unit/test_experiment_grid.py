@@ -74,6 +74,8 @@ def test_arms_of_one_seed_have_the_same_keys_and_seeds_have_others() -> None:
         ({"set": {"swarm": {"nodes": 1}, "node": {"1": {}}}}, "node"),
         ({"preset": "tinny"}, "preset"),
         ({"tune": {"lr": [0.0001, 0.0002, 0.0001]}}, "tune.lr"),
+        ({"tune": {"lr": [0.0001], "beside": {"4/4": [0.0001]}}}, "tune.beside"),
+        ({"tune": {"lr": [0.0001], "beside": {"9/0": [0.0002]}}}, "tune.beside"),
         ({"set": {"swarm": {"rounds": 9}}}, "set.swarm.rounds"),
         ({"arm": [{"name": "a", "set": {"generate": {"ahead": 1}}}]}, "arm a: set.generate.ahead"),
         ({"tune": {"lr": [0.0001]}, "set": {"learn": {"lr": 0.001}}}, "set.learn.lr"),
@@ -111,13 +113,13 @@ def test_what_is_wrong_with_a_grid_is_said_with_its_place_and_a_remedy(
 
 
 def test_the_best_rate_of_tuning_is_the_arm_s(tmp_path: Path) -> None:
-    one = grid(tune={"lr": [1e-5, 1e-4, 1e-3], "seeds": 1})
-    scores = {"8/0": (0.2, 0.4, 0.3), "4/4": (0.1, 0.1, 0.5)}
+    one = grid(tune={"lr": [1e-5, 1e-4, 1e-3], "beside": {"8/0": [1e-2]}, "seeds": 1})
+    scores = {"8/0": (0.2, 0.3, 0.4, 0.0), "4/4": (0.1, 0.1, 0.5)}
     for job in one.tuning_jobs():
-        rates = [1e-5, 1e-4, 1e-3]
+        rates = [1e-5, 1e-4, 1e-3, 1e-2]
         save_record(tmp_path, job, record_of(one, job, scores[job.arm][rates.index(job.lr or 0.0)]))
     found = chosen(one, tmp_path)
-    assert {arm: choice.lr for arm, choice in found.items()} == {"8/0": 1e-4, "4/4": 1e-3}
+    assert {arm: choice.lr for arm, choice in found.items()} == {"8/0": 1e-3, "4/4": 1e-3}
     assert (found["8/0"].at_edge, found["4/4"].at_edge) == (False, True)
     assert {job.lr for job in report_jobs(one, tmp_path) if job.arm == "4/4"} == {1e-3}
 
