@@ -47,9 +47,8 @@ def test_what_authors_have_more_than_the_mean_own_group_is_charged() -> None:
     others = [group(2, "a", 5, 5, 5, 5), group(3, "b", 40, 1, 5, 1), group(4, "b", 20, 1, 20, 1)]
     taken = batch(*own, *others)
     tokens = costs(taken, LearnConfig())
-    assert excess(taken, tokens, {}, nobody) == {
-        "b" * 64: 15 + 10
-    }  # those above the mean alone are learned from
+    # those above the mean alone are learned from
+    assert excess(taken, tokens, {}, nobody) == {"b" * 64: 15 + 10}
     assert excess(taken, costs(taken, LearnConfig(foreign="as_if_own")), {}, nobody) == {"b" * 64: 17 + 12}
     assert excess(taken, tokens, {2: 30.0, 4: 70.0}, nobody) == {"b" * 64: 15 + 10 + 40}, (
         "and what was looked at"
