@@ -53,7 +53,7 @@ COLUMNS = (
     (ANSWER_SPREAD, "tokens of an answer at the end", 1.0, ".1f"),
     (HOSTILE, "learned from the hostile author, %", 100.0, ".1f"),
     (LOCAL, "`reward/local`", 1.0, ".3f"),
-    (TOTAL, "paper's metric", 1.0, ".0f"),
+    (TOTAL, "paper's metric", 1.0, ".1f"),
     (PER_NODE, "tokens per node", 1.0, ",.0f"),
 )
 """Figure, heading, factor, format; a figure that no arm has gets no column."""
