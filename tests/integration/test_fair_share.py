@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 
 import pytest
 from makers import make_signed
@@ -11,12 +13,16 @@ from sapo.bus.memory import MemoryBus
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.types import Recipe, SignedGroup
+from sapo.learn.collate import costs
+from sapo.learn.logprobs import shares_prompts
 from sapo.node.round import NodeRuntime
 
 SETTINGS = ("swarm.rounds=40", "pool.max_groups=16", "pool.newcomer_groups=2", "batch.local=6")
 NAMES = 60
 NEWCOMERS = 4
 """Places of 16 that they may hold together."""
+SCORING_TICKS = 1.0
+"""Of a clock that ticks each time it is asked: between the begin of `verify` and what it hands to `earn`."""
 
 
 def flood(config: Config, round: int) -> list[SignedGroup]:
@@ -87,3 +93,41 @@ def test_a_node_knows_its_peers_again_after_a_restart(flooded: tuple[NodeRuntime
         assert [e.group_id for e in again.parts.intake.pool.entries()] == [
             e.group_id for e in node.parts.intake.pool.entries()
         ]
+
+
+def test_of_an_update_the_part_of_own_groups_alone_earns_time_for_verification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(["batch.local=2", "batch.external=4", "learn.foreign=as_if_own"])
+    home, bus, ticks = make_home(tmp_path / "home", config), MemoryBus(4), count(1_000_000)
+    with (
+        open_node(config, home, "n0", bus=bus, deliver=False, clock=lambda: float(next(ticks))) as node,
+        open_node(config, home, "n1", bus=bus, deliver=False) as other,
+    ):
+        quotas, earned = node.parts.intake.quotas, list[float]()
+        real = quotas.earn
+
+        def earn(own_seconds: float, round: int) -> None:
+            earned.append(own_seconds)
+            real(own_seconds, round)
+
+        monkeypatch.setattr(quotas, "earn", earn)
+        for _ in range(4):
+            other.run_round()
+            hand_over(other, bus)
+            node.run_round()
+        shares = [own_share(node, round) for round in range(3)]
+        assert min(shares) < 0.9, "foreign groups were learned from"
+        results = [node.journal.result(round).metrics for round in range(4)]
+        for share, before, now, own in zip(shares, results[:-1], results[1:], earned[1:], strict=True):
+            scoring = own - now["time/generate"] - share * before["time/update"]
+            assert scoring == pytest.approx(SCORING_TICKS)
+
+
+def own_share(node: NodeRuntime, round: int) -> float:
+    """Of what a round had to learn from, in tokens, the part of own groups."""
+    batch = node.journal.batch(round)
+    tokens = costs(batch, node.config.learn, shared=shares_prompts(node.parts.policy.model))
+    learned = [group for group in batch.groups if group.informative]
+    own = sum(tokens[group.position] for group in learned if group.source == "local")
+    return own / max(1, sum(tokens[group.position] for group in learned))

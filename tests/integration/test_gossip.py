@@ -1,5 +1,6 @@
 """Two nodes that gossip: the same bits after replay, whatever a member does, and wherever a round is cut."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -242,15 +243,18 @@ def test_bytes_that_are_not_those_announced_leave_it_alone(
 
 
 def test_a_file_that_is_no_file_of_tensors_leaves_it_alone(
-    begun: Home, alone: Tensor, tmp_path: Path
+    begun: Home, alone: Tensor, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    header = json.dumps({"a": {"dtype": "\x1b[31m", "shape": [], "data_offsets": [0, 0]}}).encode()
     with attacked(begun, tmp_path) as (home, node, bus):
         _, place = put(home, {})
-        place.write_bytes(b"\xff" * 4096)
+        place.write_bytes(len(header).to_bytes(8, "little") + header)
         digest = file_sha256(place)
         place.rename(place.with_name(f"{digest}.safetensors"))
         say(bus, node, digest, now=NOW)
         stays_alone(node, "bad_shape", alone)
+    assert "unknown variant" in caplog.text, "the library repeats what it read"
+    assert "\x1b" not in caplog.text
 
 
 def test_anothers_file_leaves_it_alone(begun: Home, alone: Tensor, tmp_path: Path) -> None:

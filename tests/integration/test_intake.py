@@ -156,6 +156,20 @@ def test_a_replay_is_refused_also_after_a_restart_and_when_its_id_is_forgotten(
         assert again.parts.intake.quotas.metrics().get("peers/faults", 0.0) == 0.0
 
 
+def test_whoever_signed_what_came_pays_for_a_look_at_it(node: NodeRuntime, bus: Mailbox) -> None:
+    intake, group = node.parts.intake, question_of(node, "looked-at")
+    came = stamped(group, NOW - 20, "looked-at")
+    forged = came.model_copy(update={"signed": came.signed.model_copy(update={"signature": "0" * 128})})
+    intake.quotas.metrics(), intake.quotas.changed()
+    bus.inbox = [forged]
+    intake.receive(Random(0))
+    assert intake.quotas.metrics()["peers/seconds"] == 0.0
+    bus.inbox = [came]
+    intake.receive(Random(0))
+    assert intake.quotas.metrics()["peers/seconds"] > 0.0
+    assert group.key in {row.key for row in intake.quotas.changed()}
+
+
 def test_a_replay_costs_its_author_nothing_and_proves_its_bytes_once(node: NodeRuntime, bus: Mailbox) -> None:
     intake, group = node.parts.intake, question_of(node, "resent")
     resent = stamped(group, NOW - 20, "resent")
