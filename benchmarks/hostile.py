@@ -17,6 +17,7 @@ poisoning by many names, and cost more (docs/threat-model.md). Here they crowd o
 """
 
 import functools
+import gc
 import itertools
 import json
 import math
@@ -172,6 +173,7 @@ def pairs_of(seed: int, sizes: Sizes, folder: Path, alike: Sequence[Setting]) ->
         quiet = stack.enter_context(own_keys(config, place / "quiet", seed))
         attacked = [stack.enter_context(own_keys(config, place / f"from{one.since}", seed)) for one in alike]
         workers = stack.enter_context(TaskWorkers(salt=config.rules.salt))
+        gc.freeze()  # as flow `node` does: else each pass of the collector goes over the nodes of all arms
         for round in range(rounds):
             for one, setting in zip(attacked, alike, strict=True):
                 if round == setting.since:
