@@ -1,5 +1,6 @@
 """Verification of what peers wrote: regenerated, scored, and compared with the node's own answers."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +24,12 @@ from sapo.tasks.workers import PeerGroup, TaskWorkers
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The best and the mean score of answers; by default nothing falls short of it."""
+    """The best and the mean score of answers, and the tokens of the largest own group; by default nothing
+    falls short of it."""
 
     best: float = 0.0
     mean: float = 0.0
+    tokens: float = math.inf
 
     def above(self, scores: Sequence[float], tolerance: float) -> bool:
         """Whether `scores` fall short of it: in the best of them, or by half in their mean."""
@@ -35,11 +38,17 @@ class Baseline:
 
 def own_standards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]) -> dict[str, Baseline]:
     """What a round's own answers reach, by data set, and all of them together under ``""``."""
+    largest = max(map(tokens_of, groups), default=0) or math.inf
     scores: dict[str, list[float]] = {}
     for group, row in zip(groups, outcomes, strict=True):
         for name in (group.recipe.dataset, ""):
             scores.setdefault(name, []).extend(one.score for one in row if one.score is not None)
-    return {name: Baseline(max(found), fmean(found)) for name, found in scores.items() if found}
+    return {name: Baseline(max(found), fmean(found), largest) for name, found in scores.items() if found}
+
+
+def tokens_of(group: Group) -> int:
+    """Tokens of an own group's completions."""
+    return sum(len(completion.token_ids or ()) for completion in group.completions)
 
 
 @dataclass
@@ -58,8 +67,8 @@ class PeerVerifier:
         """Regenerate and score groups; returns the entries with their verdicts and tokens.
 
         A newcomer's group that falls short of the node's own (`own_standards`) is `substandard`: until its
-        author is known, half-right answers are not learned from. So is any of who may not teach
-        for lack of time (`Quotas.may_teach`): it counts for its author, but is not learned from.
+        author is known, half-right answers are not learned from. So is one that is larger than any own one,
+        and any of who may not teach for lack of time (`Quotas.may_teach`): these count for their author.
         """
         tokens, found, seconds = self._measured(entries)
         good = [i for i in range(len(entries)) if i not in found]
@@ -77,7 +86,8 @@ class PeerVerifier:
             short = newcomer and self._falls_short(found[i], standard)
             useful = not short and informative(found[i].scores, self.config.learn.zero_tolerance)
             self.quotas.judged(key, seconds[i], useful)
-            if short or (useful and not self.quotas.may_teach(key)):
+            large = newcomer and sum(len(ids) for ids, _ in tokens[i].completions) > standard.tokens
+            if short or (useful and (large or not self.quotas.may_teach(key))):
                 found[i] = found[i].model_copy(update={"reason": "substandard"})
         return [replace(entry, verdict=found[i], tokens=tokens[i]) for i, entry in enumerate(entries)]
 

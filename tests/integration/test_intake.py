@@ -20,6 +20,7 @@ from sapo.peers.pool import Entry, Verdict
 from sapo.peers.quotas import CREDIT_S
 from sapo.peers.resend_guard import PLACES
 from sapo.peers.signing import seal, sealed
+from sapo.policy.tokenise import Tokens
 from sapo.tasks.holdout import bucket
 from sapo.tasks.questions import QuestionStream
 from sapo.testing.samples import make_announcement
@@ -287,16 +288,37 @@ def test_a_newcomer_is_learned_from_only_where_there_is_time_to_spare_once_anybo
     assert verdict(node, replace(entry, group=same), {}).reason is None, "this one teaches nothing anyhow"
 
 
+def test_a_newcomer_s_group_larger_than_any_own_one_counts_for_it_and_is_not_learned_from(
+    node: NodeRuntime,
+) -> None:
+    entry = padded(node, "rambler")
+    tokens = sum(len(ids) for ids, _ in Tokens.of(node.parts.policy, entry.group).completions)
+    larger, friend = {"": Baseline(tokens=tokens - 1)}, make_identity("friend").key
+    assert verdict(node, entry, {"": Baseline(tokens=tokens)}).reason is None
+    assert verdict(node, entry, larger).reason == "substandard"
+    assert node.parts.intake.quotas.on_probation(entry.group.key)
+    for _ in range(CONFIG.pool.newcomer_groups):
+        node.parts.intake.quotas.judged(friend, 0.0, True)
+    assert verdict(node, padded(node, "friend"), larger).reason is None, "a known author may answer at length"
+
+
 def test_own_answers_set_a_standard_for_their_data_set_and_one_for_all_others(node: NodeRuntime) -> None:
     rows = [
         [Outcome(outcome="score", score=score) for score in scores] for scores in ((0.0, 1.0), (0.2, 0.4))
     ]
     first = question_of(node, "honest")
-    recipe = first.recipe.model_copy(update={"dataset": "leg_counting"})
-    found = own_standards([first, first.model_copy(update={"recipe": recipe})], rows)
+    changes = {"dataset": "leg_counting"}
+    second = first.model_copy(update={"recipe": first.recipe.model_copy(update=changes)})
+    written = [
+        group.model_copy(
+            update={"completions": (Completion(text="7", finish_reason="stop", token_ids=(7,) * size),) * 2}
+        )
+        for group, size in ((first, 5), (second, 7))
+    ]
+    found = own_standards(written, rows)
     about: Any = pytest.approx
-    assert found["leg_counting"] == Baseline(best=0.4, mean=about(0.3))
-    assert found[""] == Baseline(best=1.0, mean=about(0.4))
+    assert found["leg_counting"] == Baseline(best=0.4, mean=about(0.3), tokens=14)
+    assert found[""] == Baseline(best=1.0, mean=about(0.4), tokens=14)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ FATES = {
     "planter": fate(sound=True),
     "miscounter": fate(sound=True),
     "dawdler": fate(sound=True),
-    "chooser": fate("not_drawn", sound=True),
+    "chooser": fate("not_drawn"),
     "giant learner": fate(rejected="too_costly too_long"),
     "admission burner": fate("malformed", rejected="too_long"),
     "byte hog": fate(rejected="too_long"),
