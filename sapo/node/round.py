@@ -36,7 +36,7 @@ from sapo.node.rollout import Completions, Request
 from sapo.node.scoring import begin_scoring, score_groups
 from sapo.node.silent_rounds import SilentRounds, series, texts_by_task
 from sapo.node.taken_up import TakenUp
-from sapo.node.verify import own_standards
+from sapo.node.verify import own_standards, tokens_of
 from sapo.peers import sampling
 from sapo.peers.keyring import keys_of
 from sapo.peers.pool import Entry
@@ -175,8 +175,7 @@ class NodeRuntime:
             started = parts.clock() - waited
             now.groups = self._new_groups(ahead)
             begin_scoring(parts.workers, now.groups)
-        tokens = sum(len(c.token_ids or ()) for group in now.groups for c in group.completions)
-        now.metrics["tokens/generated"] = float(tokens)
+        now.metrics["tokens/generated"] = float(sum(map(tokens_of, now.groups)))
         if ASKED_BEFORE not in now.metrics:
             now.metrics[ASKED_BEFORE] = self._asked.share_before(self.round, now.groups)
         now.metrics["time/generate"] = parts.clock() - started
