@@ -7,9 +7,10 @@ from collections.abc import Callable, Generator, Iterable
 
 import pytest
 
-BUDGET_S = 5.0
+BUDGET_S = 8.0
 """Processor time of one test of `make test`: its own process and the child processes it has waited for, on a
-machine that does the loop of `slowness` in `LOOP_S`, and its copy in `COPY_S`."""
+machine that does the loop of `slowness` in `LOOP_S`, and its copy in `COPY_S`. Twice what the dearest one
+needs alone: beside another worker a test has been seen to take half as much again."""
 LOOP_S, COPY_S = 0.024, 0.022
 COPY_BYTES = 32 * 2**20
 SHOWN = 10

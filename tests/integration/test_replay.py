@@ -159,7 +159,7 @@ def test_a_range_begins_at_the_newest_checkpoint_before_it(
     assert found.weights_sha256 == journal_weights(alone, "n0")[end]
 
 
-@searching(8, soak=100)
+@searching(6, soak=100)
 @given(
     change=st.sampled_from(
         ["token_ids", "loss_mask", "advantage", "swap positions", "drop a row", "drop the round", "learn"]
