@@ -268,7 +268,7 @@ class PoolConfig(Section):
     newcomer_share: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Share of places and of verification time for all newcomers together. Each draw also verifies this share
     of J of their groups, so that they become known."""
-    newcomer_groups: PositiveInt = 8
+    newcomer_groups: PositiveInt = 3
     """Informative groups, verified here, after which an author is known."""
     verify_share: PositiveFloat = 0.6
     """Seconds for admitting and verifying foreign groups, per second of own work."""
