@@ -12,7 +12,7 @@ one. They ask what their keys draw, as the rules want it.
 goes on where it was stopped: pairs that are done are in FOLDER.
 
 Defences and zoo were settled on other seeds (11 to 14, 21 to 25, 101, 102), which have no part in the result;
-of its own, 31 and 32 were seen before known authors came first. A spammer and a crowd of padders are
+of its own, 31 to 34 were measured under earlier rules, too. A spammer and a crowd of padders are
 poisoning by many names, and cost more (docs/threat-model.md). Here they crowd out; padding is the padder's.
 """
 

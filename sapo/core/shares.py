@@ -40,6 +40,14 @@ class Shares:
     known: Callable[[str], bool] = lambda key: True
     on_probation: Callable[[str], bool] = lambda key: False
 
+    def divided(self, items: Iterable[T], author: Callable[[T], str]) -> tuple[list[T], list[T], list[T]]:
+        """Items of known authors, of newcomers on probation and of other newcomers, each in their order."""
+        kinds: tuple[list[T], list[T], list[T]] = ([], [], [])
+        for item in items:
+            key = author(item)
+            kinds[0 if self.known(key) else 1 if self.on_probation(key) else 2].append(item)
+        return kinds
+
     def most(self, bound: int) -> int:
         """What one author may have of `bound`; at least 1."""
         return max(1, int(self.author * bound + 1e-9))
@@ -122,24 +130,23 @@ def over(newest_first: Sequence[Claim], shares: Shares, bound: int, *, lend: boo
     """
     gone: dict[str, str] = {}
     taken: Counter[str] = Counter()
-    kinds: dict[str, list[Claim]] = {"known": [], "on probation": [], "new": []}
+    within: list[Claim] = []
     for claim in newest_first:
         if taken[claim.author] + claim.size > shares.most(bound):
             gone[claim.id] = "peer_share"
             continue
         taken[claim.author] += claim.size
-        kind = "on probation" if shares.on_probation(claim.author) else "new"
-        kinds["known" if shares.known(claim.author) else kind].append(claim)
+        within.append(claim)
+    known, on_probation, new = shares.divided(within, lambda claim: claim.author)
     places = shares.most_newcomers(bound)
     if lend:
-        places = max(places, bound - size_of(kinds["known"]))
-    half = max((places + 1) // 2, places - size_of(kinds["new"]))
-    stay = _deal(kinds["on probation"], half)
-    stay += _deal(kinds["new"], places - size_of(stay))
-    stay += _deal(kinds["known"], bound - size_of(stay))
+        places = max(places, bound - size_of(known))
+    half = max((places + 1) // 2, places - size_of(new))
+    stay = _deal(on_probation, half)
+    stay += _deal(new, places - size_of(stay))
+    stay += _deal(known, bound - size_of(stay))
     kept = {claim.id for claim in stay}
-    for kind, claims in kinds.items():
-        reason = "number" if kind == "known" else "newcomers"
+    for reason, claims in (("number", known), ("newcomers", [*on_probation, *new])):
         gone |= {claim.id: reason for claim in claims if claim.id not in kept}
     return gone
 

@@ -206,11 +206,9 @@ class Quotas:
         room = Meter(self.shares, self.config.max_groups)
         if all(room.take(one.signed.key, places_of(one)) for one in received):
             return list(received)
-        kinds: dict[str, list[Received]] = {"known": [], "on probation": [], "new": []}
-        for one in in_turns(received, lambda one: one.signed.key, rng):
-            kind = "on probation" if self.on_probation(one.signed.key) else "new"
-            kinds["known" if self.known(one.signed.key) else kind].append(one)
-        return [*kinds["known"], *by_turns(kinds["on probation"], kinds["new"])]
+        turns = in_turns(received, lambda one: one.signed.key, rng)
+        known, on_probation, new = self.shares.divided(turns, lambda one: one.signed.key)
+        return [*known, *by_turns(on_probation, new)]
 
     # --- verification time -----------------------------------------------------------------------------
 

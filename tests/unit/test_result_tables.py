@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from statistics import fmean, geometric_mean
 
+import hostile
 import pytest
 import result_tables
 
@@ -49,6 +51,27 @@ def test_readmes_figures_of_a_kept_grid_are_those_that_were_kept(
     found = {end: f"{100 * row[end]:.1f}" for end in ("mean", "low", "high")}
     assert readme.format(**found) in words(ROOT / "README.md")
     assert page.format(**found) in words(result_tables.PAGE)
+
+
+def test_the_threat_models_figures_of_hostile_peers_are_those_of_the_kept_pairs() -> None:
+    kept = hostile.Finished(result_tables.PAGE.parent / "results" / "hostile", hostile.FULL).pairs
+    columns = [
+        sorted((one for one in kept if one.setting == setting), key=lambda one: one.seed)
+        for alike in hostile.settings(hostile.FULL)
+        for setting in alike
+    ]
+    assert [[one.seed for one in column] for column in columns] == [[*hostile.FULL.seeds]] * 3
+    lost = [[one.difference for one in column] for column in columns]
+    paces = [geometric_mean(one.pace for one in column) for column in columns]
+    shares = [fmean(one.hostile_share for one in column) for column in columns]
+    rows = (
+        ("held-out pass@1, attacked less alone, points", *(f"{100 * fmean(one):+.2f}" for one in lost)),
+        ("lower end of its 95 % interval", *(f"{100 * hostile.lower_bound(one):+.2f}" for one in lost)),
+        ("rounds per minute, attacked over alone", *(f"{one:.3f}" for one in paces)),
+        ("hostile share of the foreign groups learned from", *(f"{100 * one:.1f} %" for one in shares)),
+    )
+    for row in rows:
+        assert f"| {' | '.join(row)} |" in words(ROOT / "docs" / "threat-model.md")
 
 
 def test_readmes_figures_of_smollm2_are_those_of_the_kept_runs() -> None:
