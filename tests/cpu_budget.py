@@ -9,8 +9,8 @@ import pytest
 
 BUDGET_S = 8.0
 """Processor time of one test of `make test`: its own process and the child processes it has waited for, on a
-machine that does the loop of `slowness` in `LOOP_S`, and its copy in `COPY_S`. Twice what the dearest one
-needs alone: beside another worker a test has been seen to take half as much again."""
+machine that does the loop of `slowness` in `LOOP_S`, and its copy in `COPY_S`. Tests that pass by
+themselves in four seconds took up to seven beside other workers."""
 LOOP_S, COPY_S = 0.024, 0.022
 COPY_BYTES = 32 * 2**20
 SHOWN = 10

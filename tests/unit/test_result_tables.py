@@ -70,8 +70,9 @@ def test_the_threat_models_figures_of_hostile_peers_are_those_of_the_kept_pairs(
         ("rounds per minute, attacked over alone", *(f"{one:.3f}" for one in paces)),
         ("hostile share of the foreign groups learned from", *(f"{100 * one:.1f} %" for one in shares)),
     )
+    page = words(ROOT / "docs" / "threat-model.md")
     for row in rows:
-        assert f"| {' | '.join(row)} |" in words(ROOT / "docs" / "threat-model.md")
+        assert f"| {' | '.join(row)} |" in page
 
 
 def test_readmes_figures_of_smollm2_are_those_of_the_kept_runs() -> None:
