@@ -20,7 +20,7 @@ from typing import Any
 from sapo.cli.report.svg_charts import HEIGHT, WIDTH
 from sapo.experiments import charts
 from sapo.experiments.charts import spread_panels
-from sapo.experiments.interval_chart import interval_chart
+from sapo.experiments.interval_chart import interval_chart, interval_height
 from sapo.experiments.metrics import (
     ANSWER_SPREAD,
     HOSTILE,
@@ -214,10 +214,13 @@ def page() -> str:
 
 def keep(folder: Path) -> Path:
     """Keep of an experiment's results.json what the tables need, and its picture: where a trait was followed,
-    how it spread from node to node; where a node was, what it and the other end at."""
+    how it spread from node to node; where a node was, what it and the other end at; where some author is
+    hostile, what each arm ends at."""
     document: Json = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     compared = {row["figure"] for row in document["comparisons"]}
-    if PASS_SPREAD in compared and TO_HALF not in compared:
+    if any(HOSTILE in arm["figures"] for arm in document["arms"].values()):
+        drawn = attacked(document["arms"])
+    elif PASS_SPREAD in compared and TO_HALF not in compared:
         drawn = ends(document["arms"])
     else:
         drawn = picture(spread_panels(document["arms"])) or charts.picture(document)
@@ -243,16 +246,31 @@ def ends(arms: Json) -> str:
     return charts.with_background(interval_chart("Held-out pass@1 at the end, by node", rows, x_label="%"))
 
 
-def picture(panels: Sequence[str]) -> str:
+def attacked(arms: Json) -> str:
+    """What nodes end at beside a hostile author, by arm: answers that carry what it plants, and pass@1."""
+    shown = (
+        (SHARE_SPREAD, "Answers to the attacked task that carry what is planted"),
+        (PASS_END, "Held-out pass@1 at the end"),
+    )
+    panels = [
+        interval_chart(
+            title, [charts.in_percent(name, arm["figures"][key]) for name, arm in arms.items()], x_label="%"
+        )
+        for key, title in shown
+    ]
+    return picture(panels, interval_height(len(arms)))
+
+
+def picture(panels: Sequence[str], height: float = HEIGHT) -> str:
     """Charts side by side, two to a row, as one picture; empty without any."""
     if not panels:
         return ""
     rows = math.ceil(len(panels) / 2)
-    size = f'viewBox="0 0 {2 * WIDTH} {rows * HEIGHT}" font-family="system-ui, sans-serif" font-size="11"'
+    size = f'viewBox="0 0 {2 * WIDTH} {rows * height:g}" font-family="system-ui, sans-serif" font-size="11"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="background:#fff;color:#222">']
     for number, panel in enumerate(panels):
-        x, y = WIDTH * (number % 2), HEIGHT * (number // 2)
-        place = f'<svg x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" '
+        x, y = WIDTH * (number % 2), height * (number // 2)
+        place = f'<svg x="{x}" y="{y:g}" width="{WIDTH}" height="{height:g}" '
         parts.append(str(panel).replace("<svg ", place, 1))  # or markup would escape it
     return "\n".join([*parts, "</svg>\n"])
 

@@ -17,7 +17,7 @@ def interval_chart(title: str, rows: Sequence[Row], *, x_label: str, zero: bool 
     A row without ends has only a dot; one whose upper end is unknown, an arrow to the right.
     """
     known = [x for row in rows for x in row[1:] if x is not None] or [0.0]
-    height = TOP + BOTTOM + ROW * max(len(rows), 1)
+    height = interval_height(len(rows))
     parts = opening(title, WIDTH, height)
     xs = ticks(min(*known, 0) if zero else min(known), max(*known, 0) if zero else max(known), 6)
 
@@ -49,6 +49,11 @@ def interval_chart(title: str, rows: Sequence[Row], *, x_label: str, zero: bool 
                 f"<title>{escape(name)}: {middle:g}</title></circle>"
             )
     return "".join([*parts, "</svg>"])
+
+
+def interval_height(rows: int) -> int:
+    """The height of a chart with so many rows."""
+    return TOP + BOTTOM + ROW * max(rows, 1)
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
