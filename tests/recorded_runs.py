@@ -16,7 +16,13 @@ BASE = ("swarm.rounds=100", "checkpoint.every_rounds=4", "starter.steps=120")
 SILO = ("swarm.nodes=1", "batch.external=0")
 TRADE: tuple[tuple[str, ...], ...] = (
     (),
-    ("learn.loss=grpo", "learn.advantage=mean_std", "learn.foreign=as_if_own", "learn.foreign_credit=useful"),
+    (
+        "learn.loss=grpo",
+        "learn.advantage=mean_std",
+        "learn.foreign=as_if_own",
+        "learn.foreign_credit=useful",
+        "learn.credit_own=true",
+    ),
     (
         "learn.loss=dr_grpo",
         "learn.micro_batch=4",

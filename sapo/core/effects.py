@@ -28,6 +28,7 @@ UNUSED: Mapping[str, Mapping[str, str]] = {
 }
 """Settings that one loss alone does not use."""
 FOREIGN = [*(name for name in LearnConfig.model_fields if name.startswith("foreign")), "trusted_peers"]
+CREDIT = ("foreign_credit", "foreign_top_k")
 
 
 def inert(config: Config) -> dict[str, str]:
@@ -43,6 +44,8 @@ def inert(config: Config) -> dict[str, str]:
             found[name] = f'it belongs to learn.foreign = "{mode}"'
     if learn.foreign_credit != "floor":
         found["foreign_top_k"] = 'it belongs to learn.foreign_credit = "floor"'
+    if learn.foreign_credit == "all":
+        found["credit_own"] = 'with learn.foreign_credit = "all" there is no credit'
     if learn.loss == "gspo":
         found |= dict.fromkeys(CLIPS, "gspo clips by learn.gspo_clip_low and _high")
     else:
@@ -53,7 +56,8 @@ def inert(config: Config) -> dict[str, str]:
     elif learn.epochs == 1:
         found |= dict.fromkeys((*CLIPS, *GSPO_CLIPS), FIRST_STEP)
     if config.batch.external == 0:
-        found |= dict.fromkeys(FOREIGN, "batch.external = 0: there is nothing foreign in a batch")
+        unused = (name for name in FOREIGN if name not in CREDIT or not learn.credit_own)
+        found |= dict.fromkeys(unused, "batch.external = 0: there is nothing foreign in a batch")
     if learn.lr == 0:
         found |= dict.fromkeys(
             {*LearnConfig.model_fields} - {"lr"}, "learn.lr = 0: the policy stays as it is"
@@ -68,9 +72,12 @@ def same_update(config: Config) -> str:
         return learn.loss
     if learn.loss == "cispo":
         return "dapo"
-    # advantages of single tokens, which a ratio to the author makes, are averaged first by gspo, last by grpo
-    averaged = not learn.believes or config.batch.external == 0
-    return "grpo" if learn.loss == "gspo" and averaged else learn.loss
+    # advantages of single tokens, as a ratio to the author or a credit makes them, are averaged first by
+    # gspo, last by grpo
+    credited = learn.foreign_credit != "all"
+    foreign = config.batch.external > 0 and (learn.believes or credited)
+    single = foreign or (credited and learn.credit_own)
+    return "grpo" if learn.loss == "gspo" and not single else learn.loss
 
 
 def update(config: Config) -> dict[str, Any]:

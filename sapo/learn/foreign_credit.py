@@ -51,30 +51,30 @@ class Look:
 def credit(
     learn: LearnConfig, chunk: Chunk, own: Tensor, marks: Tensor | None, logprobs: Again, ranks: Again
 ) -> tuple[Tensor, set[tuple[int, Row]]]:
-    """The weight [S, W] of each token of a micro-batch, from 0 to 1; own ones have 1. Besides, the rows that
-    were measured for it, each with the position of its group.
+    """The weight [S, W] of each token of a micro-batch, from 0 to 1; own ones have 1, but with
+    `learn.credit_own`. Besides, the rows that were measured for it, each with the position of its group.
 
     `own` [S, W] are the policy's log-probabilities at the start of the update, `marks` [V] those of
     `sapo.learn.segments`, which only `useful` needs. `logprobs` and `ranks` measure rows.
     """
     found = torch.ones_like(own)
-    foreign = {n: row for n, row in enumerate(chunk.sequences) if row.external}
-    if learn.foreign_credit == "all" or not foreign:
+    judged = {n: row for n, row in enumerate(chunk.sequences) if row.external or learn.credit_own}
+    if learn.foreign_credit == "all" or not judged:
         return found, set()
-    values = {n: line[: len(foreign[n].trained)] for n, line in enumerate(own.tolist()) if n in foreign}
+    values = {n: line[: len(judged[n].trained)] for n, line in enumerate(own.tolist()) if n in judged}
     if learn.foreign_credit == "floor":
-        weights = _floor(foreign, values, learn.foreign_top_k, ranks)
-        asked = {(chunk.groups[n], foreign[n]) for n in weights}
+        weights = _floor(judged, values, learn.foreign_top_k, ranks)
+        asked = {(chunk.groups[n], judged[n]) for n in weights}
     else:
         assert marks is not None
-        said = {n: marks[torch.tensor(row.token_ids)].tolist() for n, row in foreign.items()}
-        seen = {n: looks(row, values[n], said[n]) for n, row in foreign.items()}
+        said = {n: marks[torch.tensor(row.token_ids)].tolist() for n, row in judged.items()}
+        seen = {n: looks(row, values[n], said[n]) for n, row in judged.items()}
         rows = [look.without for some in seen.values() for look in some if look.without is not None]
         asked = {(chunk.groups[n], look.without) for n, some in seen.items() for look in some if look.without}
         measured = logprobs(list(dict.fromkeys(rows))) if rows else {}
         weights = {n: useful(values[n], some, measured) for n, some in seen.items()}
         if learn.foreign_credit == "worthwhile":
-            for n, row in foreign.items():
+            for n, row in judged.items():
                 begin, end = answer_of([said[n][offset] for offset in row.trained])
                 part = worth(values[n][begin:end], row.rate)
                 weights[n] = [part * weight for weight in weights[n]]

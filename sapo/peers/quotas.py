@@ -364,7 +364,9 @@ def divide(
     author, by key."""
     learned = {group.position: group for group in batch.groups if group.informative}
     token_s = seconds / max(1.0, sum(tokens[place] for place in learned) + sum(looked.values()))
-    own = sum(tokens[place] for place, group in learned.items() if group.source == "local")
+    own = sum(
+        tokens[place] + looked.get(place, 0.0) for place, group in learned.items() if group.source == "local"
+    )
     return own * token_s, {
         key: more * token_s for key, more in excess(batch, tokens, looked, in_full).items()
     }

@@ -103,6 +103,7 @@ def test_that_run_had_all_of_it(trade: Home) -> None:
     told = [row for row in rows if row["source"] == "external" and row["behaviour_logprobs"] is not None]
     assert {json.loads(row["learn"])["foreign"] for row in told} == {"behaviour", "f_tis"}
     assert {one.get("foreign_credit", "all") for one in external} == {"all", "floor", "useful", "worthwhile"}
+    assert any(one.get("credit_own") for one in learn)
     assert {json.loads(row["environment"])["threads"] for row in rows} == {1, 2}
     assert {row["temperature"] for row in rows} == {1.0, 0.7}
     assert {row["node"] for row in rows if row["rolled_back_to"]} == {"n0", "n1"}

@@ -52,6 +52,28 @@ def test_losses_are_one_update_just_where_it_is_said(one: str, other: str) -> No
         assert (one != other and equal(one, other, later=later)) == bool(said)
 
 
+BELIEVES = ("learn.foreign=behaviour", 'learn.trusted_peers=["n0"]')
+CREDITS = ("learn.foreign_credit=useful",)
+
+
+@pytest.mark.parametrize(
+    ("sets", "per_token"),
+    [
+        ((), False),
+        (BELIEVES, True),
+        (CREDITS, True),
+        ((*BELIEVES, *CREDITS, "batch.external=0"), False),
+        ((*CREDITS, "learn.credit_own=true", "batch.external=0"), True),
+    ],
+)
+def test_gspo_is_grpo_where_all_tokens_of_an_answer_have_one_advantage(
+    sets: Sequence[str], per_token: bool
+) -> None:
+    told = notes(config("learn.loss=gspo", *sets), config("learn.loss=grpo", *sets))
+    said = any("makes the updates of" in note for note in told)
+    assert said == equal("gspo", "grpo", later=False, per_token=per_token) == (not per_token)
+
+
 def test_dapo_and_cispo_are_one_update_to_the_bit() -> None:
     assert torch.equal(gradient("dapo", later=False), gradient("cispo", later=False))
 
@@ -80,7 +102,9 @@ def test_clips_act_from_the_second_step_on_and_not_before(loss: str) -> None:
         (["learn.foreign_floor=-3", "learn.foreign=positive"], 'it belongs to learn.foreign = "bounded"'),
         (["learn.foreign_tis_kl=5"], 'it belongs to learn.foreign = "f_tis"'),
         (["learn.foreign_top_k=9"], 'it belongs to learn.foreign_credit = "floor"'),
+        (["learn.credit_own=true", "learn.foreign_credit=all"], "there is no credit"),
         (["learn.foreign_weight=0.5", "batch.external=0"], "nothing foreign in a batch"),
+        (["learn.foreign_credit=useful", "batch.external=0"], "nothing foreign in a batch"),
         (["learn.epochs=3", "learn.lr=0"], "the policy stays as it is"),
         (["node.1.learn.std_floor=0.1"], 'it belongs to learn.advantage = "mean_std"'),
     ],
@@ -88,3 +112,8 @@ def test_clips_act_from_the_second_step_on_and_not_before(loss: str) -> None:
 def test_a_setting_to_no_effect_is_named_once_with_the_reason(sets: Sequence[str], told: str) -> None:
     (note,) = swarm_notes(config(*sets))
     assert told in note
+
+
+def test_credit_acts_in_a_silo_where_own_answers_have_it() -> None:
+    silo = config("learn.foreign_credit=useful", "learn.credit_own=true", "batch.external=0")
+    assert not {"foreign_credit", "credit_own"} & inert(silo).keys()

@@ -148,18 +148,18 @@ def by_hand(chain: Chain, answer: Sequence[int]) -> list[float]:
 ANSWERS = st.lists(st.lists(st.integers(1, SIZE - 1), min_size=1, max_size=16), min_size=1, max_size=7)
 
 
-@given(answers=ANSWERS, stopped=st.booleans(), seed=st.integers(0, 1000))
+@given(answers=ANSWERS, stopped=st.booleans(), own=st.booleans(), seed=st.integers(0, 1000))
 def test_a_segment_is_credited_for_what_follows_it_whatever_else_is_in_a_batch(
-    answers: list[list[int]], stopped: bool, seed: int
+    answers: list[list[int]], stopped: bool, own: bool, seed: int
 ) -> None:
     chain = Chain(seed)
     ends = [0] if stopped else []
     rows = [
         Row((3, *a, *ends), (0,) + (1,) * len([*a, *ends]), 1.0, k % 3 > 0) for k, a in enumerate(answers)
     ]
-    found = credits(chain, "useful", rows)
+    found = credits(chain, "useful", rows, credit_own=own)
     for row in rows:
-        expected = by_hand(chain, row.token_ids[1:]) if row.external else [1.0] * len(row.trained)
+        expected = by_hand(chain, row.token_ids[1:]) if row.external or own else [1.0] * len(row.trained)
         assert found[row] == pytest.approx(expected, abs=1e-5)
         assert all(0.0 <= weight <= 1.0 for weight in found[row])
 

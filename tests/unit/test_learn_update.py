@@ -187,7 +187,7 @@ def test_the_gradient_of_a_step_is_the_one_worked_out_by_hand(loss: str, kind: s
         {"foreign": "as_if_own"},
         {"foreign": "bounded", "foreign_floor": -3.0},
         {"foreign": "as_if_own", "foreign_credit": "floor", "foreign_top_k": 3},
-        {"foreign": "as_if_own", "foreign_credit": "useful"},
+        {"foreign": "as_if_own", "foreign_credit": "useful", "credit_own": True},
         {"foreign": "as_if_own", "foreign_credit": "worthwhile"},
     ],
     ids=["as-if-own", "bounded", "floor", "useful", "worthwhile"],

@@ -334,6 +334,8 @@ class LearnConfig(Section):
     `worthwhile`, in every other preset, likewise, and no answer further than its text leads to it."""
     foreign_top_k: PositiveInt = Field(default=50, exclude_if=lambda top_k: top_k == 50)
     """For `foreign_credit = "floor"`."""
+    credit_own: bool = Field(default=False, exclude_if=lambda credited: not credited)
+    """Credit own completions, too, as `foreign_credit` says of foreign ones."""
     foreign_reference: float | None = Field(default=None, exclude_if=unset)
     """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1."""
     foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
