@@ -143,7 +143,7 @@ AS_THEY_ARE = {
     "adaptive": "eta tau kappa",
     "share": "select fraction token_ids",
     "pool": "max_peer_share newcomer_share",
-    "learn": "trusted_peers optimizer activation_checkpointing autocast compile foreign_credit",
+    "learn": "trusted_peers optimizer activation_checkpointing autocast compile foreign_credit credit_own",
     "guard": "action falling_probes min_entropy max_truncated max_unscorable "
     "min_foreign_logprob max_engine_gap",
     "checkpoint": "every_rounds every_seconds max_share weight_digest_every",
