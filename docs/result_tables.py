@@ -35,7 +35,7 @@ from sapo.experiments.metrics import (
     WAYS,
 )
 from sapo.experiments.record import slug
-from sapo.experiments.text import IN_POINTS, NAMES, percent_more
+from sapo.experiments.text import IN_POINTS, NAMES, percent_more, size
 
 HERE = Path(__file__).parent
 KEPT = HERE / "results"
@@ -108,6 +108,8 @@ def comparisons(found: Json) -> str:
 
 def _size(row: Json, unit: str) -> str:
     """A comparison's difference with its interval; of rewards the ratio, in percent."""
+    if row["figure"] == "tokens_to_target":
+        return size(row)
     if row["figure"].startswith("reward/"):
         return percent_more(row["ratio"])
     factor, form = (100.0, "+.1f") if row["figure"] in IN_POINTS else (1.0, "+.3g")
