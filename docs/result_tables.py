@@ -20,7 +20,7 @@ from typing import Any
 from sapo.cli.report.svg_charts import HEIGHT, WIDTH
 from sapo.experiments import charts
 from sapo.experiments.charts import spread_panels
-from sapo.experiments.interval_chart import interval_chart, interval_height
+from sapo.experiments.interval_chart import Row, interval_chart, interval_height
 from sapo.experiments.metrics import (
     ANSWER_SPREAD,
     HOSTILE,
@@ -76,7 +76,10 @@ def arms(found: Json) -> str:
 
     An arm's `marks`, written by hand, say what a figure is over where that is not what its column says.
     """
-    columns = [one for one in COLUMNS if any(one[0] in arm["figures"] for arm in found["arms"].values())]
+    figures = [arm["figures"] for arm in found["arms"].values()]
+    columns = [one for one in COLUMNS if any(one[0] in arm for arm in figures)]
+    if all(arm.get(PASS_SPREAD) == arm[PASS_END] for arm in figures):
+        columns = [one for one in columns if one[0] != PASS_SPREAD]  # all nodes are followed
     rows = [["arm", *(heading for _, heading, _, _ in columns), "learning rate"]]
     for name, arm in found["arms"].items():
         cells = [_with_interval(arm["figures"].get(one), factor, form) for one, _, factor, form in columns]
@@ -239,9 +242,9 @@ def keep(folder: Path) -> Path:
 
 
 def ends(arms: Json) -> str:
-    """What each of two nodes ends at, by arm: the mean over seeds, and a line from the least to the most."""
+    """What each of two nodes ends at, by arm."""
     rows = [
-        (f"{arm}, {name}", statistics.fmean(node), min(node), max(node))
+        least_to_most(f"{arm}, {name}", node)
         for arm, found in arms.items()
         for name, node in zip(("n0", "n1"), _of_two(found), strict=True)
     ]
@@ -254,13 +257,19 @@ def attacked(arms: Json) -> str:
         (SHARE_SPREAD, "Answers to the attacked task that carry what is planted"),
         (PASS_END, "Held-out pass@1 at the end"),
     )
-    panels = [
-        interval_chart(
-            title, [charts.in_percent(name, arm["figures"][key]) for name, arm in arms.items()], x_label="%"
-        )
-        for key, title in shown
-    ]
+    panels = []
+    for key, title in shown:
+        seeds = {
+            name: [100 * one for one in arm["figures"][key]["per_seed"].values()]
+            for name, arm in arms.items()
+        }
+        panels.append(interval_chart(title, [least_to_most(*seed) for seed in seeds.items()], x_label="%"))
     return picture(panels, interval_height(len(arms)))
+
+
+def least_to_most(label: str, values: Sequence[float]) -> Row:
+    """A row of an interval chart: the mean over seeds, and a line from the least to the most."""
+    return label, statistics.fmean(values), min(values), max(values)
 
 
 def picture(panels: Sequence[str], height: float = HEIGHT) -> str:

@@ -75,6 +75,27 @@ def test_the_threat_models_figures_of_hostile_peers_are_those_of_the_kept_pairs(
         assert f"| {' | '.join(row)} |" in page
 
 
+def test_the_threat_models_figures_of_planted_answers_are_those_of_the_grid() -> None:
+    found = {
+        name: {key: one["mean"] for key, one in arm["figures"].items()}
+        for name, arm in result_tables.kept("planted")["arms"].items()
+    }
+    page = words(ROOT / "docs" / "threat-model.md")
+
+    def cell(attack: str, defence: str) -> str:
+        one = found[f"{attack}{defence}"]
+        quiet = found[f"no attack{defence if defence != ', bound' else ''}"]
+        longer = one["spread/tokens"] / quiet["spread/tokens"]
+        spread = f"{longer:.1f} times" if attack == "dos" else f"{100 * one['spread/share']:.0f} %"
+        return f"{spread}, {100 * one['pass_at_1/end']:.1f}"
+
+    for attack in ("text", "math", "dos"):
+        cells = [cell(attack, defence) for defence in (", undefended", ", floor", ", bound", "")]
+        assert f"| {' | '.join(cells)} |" in page
+    alone = [100 * found[f"no attack{defence}"]["pass_at_1/end"] for defence in (", undefended", ", floor", "")]
+    assert "without it {:.1f}, {:.1f} and {:.1f} %".format(*alone) in page
+
+
 def test_readmes_figures_of_smollm2_are_those_of_the_kept_runs() -> None:
     runs = json.loads((ROOT / "docs" / "results" / "smollm2.json").read_text(encoding="utf-8"))["runs"]
     readme = words(ROOT / "README.md")
