@@ -92,7 +92,9 @@ def test_the_threat_models_figures_of_planted_answers_are_those_of_the_grid() ->
     for attack in ("text", "math", "dos"):
         cells = [cell(attack, defence) for defence in (", undefended", ", floor", ", bound", "")]
         assert f"| {' | '.join(cells)} |" in page
-    alone = [100 * found[f"no attack{defence}"]["pass_at_1/end"] for defence in (", undefended", ", floor", "")]
+    alone = [
+        100 * found[f"no attack{defence}"]["pass_at_1/end"] for defence in (", undefended", ", floor", "")
+    ]
     assert "without it {:.1f}, {:.1f} and {:.1f} %".format(*alone) in page
 
 
