@@ -65,6 +65,8 @@ def test_the_seconds_of_an_update_are_own_work_or_charged_above_own_groups_by_to
     assert divide(11.0, taken, tokens, looked, nobody) == (pytest.approx(1.0), charges), (
         "looks take time, too"
     )
+    found = divide(12.0, taken, tokens, {0: 10.0}, nobody)
+    assert found == (pytest.approx(3.0), {"a" * 64: pytest.approx(5.0)}), "at own groups, too"
 
 
 def test_who_pays_in_full_is_charged_for_all_that_learning_from_it_took() -> None:
