@@ -259,11 +259,11 @@ def attacked(arms: Json) -> str:
     )
     panels = []
     for key, title in shown:
-        seeds = {
-            name: [100 * one for one in arm["figures"][key]["per_seed"].values()]
+        rows = [
+            least_to_most(name, [100 * one for one in arm["figures"][key]["per_seed"].values()])
             for name, arm in arms.items()
-        }
-        panels.append(interval_chart(title, [least_to_most(*seed) for seed in seeds.items()], x_label="%"))
+        ]
+        panels.append(interval_chart(title, rows, x_label="%"))
     return picture(panels, interval_height(len(arms)))
 
 

@@ -16,13 +16,7 @@ BASE = ("swarm.rounds=100", "checkpoint.every_rounds=4", "starter.steps=120")
 SILO = ("swarm.nodes=1", "batch.external=0")
 TRADE: tuple[tuple[str, ...], ...] = (
     (),
-    (
-        "learn.loss=grpo",
-        "learn.advantage=mean_std",
-        "learn.foreign=as_if_own",
-        "learn.foreign_credit=useful",
-        "learn.credit_own=true",
-    ),
+    ("learn.loss=grpo", "learn.advantage=mean_std", "learn.foreign=as_if_own", "learn.foreign_credit=useful"),
     (
         "learn.loss=dr_grpo",
         "learn.micro_batch=4",
@@ -35,7 +29,7 @@ TRADE: tuple[tuple[str, ...], ...] = (
     ("learn.foreign=positive_late", "learn.foreign_late=1"),
     ("learn.foreign=behaviour", 'learn.trusted_peers=["n0","n1"]'),
     ("learn.foreign=f_tis", 'learn.trusted_peers=["n0","n1"]', "learn.foreign_tis_kl=0.001"),
-    ("generate.temperature=0.7", "threads=2"),
+    ("generate.temperature=0.7", "threads=2", "learn.foreign_credit=useful", "learn.credit_own=true"),
     ("guard.min_entropy=50", "guard.action=rollback"),
     ("learn.token_mean=all", "learn.truncated=mask", "learn.weight_decay=0.01"),
     ("guard.min_entropy=50",),

@@ -29,6 +29,7 @@ UNUSED: Mapping[str, Mapping[str, str]] = {
 """Settings that one loss alone does not use."""
 FOREIGN = [*(name for name in LearnConfig.model_fields if name.startswith("foreign")), "trusted_peers"]
 CREDIT = ("foreign_credit", "foreign_top_k")
+"""Those of `FOREIGN` that act on own completions, too, with `credit_own`."""
 
 
 def inert(config: Config) -> dict[str, str]:

@@ -187,10 +187,11 @@ def test_the_gradient_of_a_step_is_the_one_worked_out_by_hand(loss: str, kind: s
         {"foreign": "as_if_own"},
         {"foreign": "bounded", "foreign_floor": -3.0},
         {"foreign": "as_if_own", "foreign_credit": "floor", "foreign_top_k": 3},
-        {"foreign": "as_if_own", "foreign_credit": "useful", "credit_own": True},
+        {"foreign": "as_if_own", "foreign_credit": "useful"},
         {"foreign": "as_if_own", "foreign_credit": "worthwhile"},
+        {"foreign": "as_if_own", "foreign_credit": "worthwhile", "credit_own": True},
     ],
-    ids=["as-if-own", "bounded", "floor", "useful", "worthwhile"],
+    ids=["as-if-own", "bounded", "floor", "useful", "worthwhile", "own-credited"],
 )
 @pytest.mark.parametrize("shared", [True, False], ids=["shared-prompt", "row-each"])
 @pytest.mark.parametrize("loss", sorted(LOSSES))
