@@ -36,12 +36,14 @@ PARTS = {
             "safetensors",
             "scipy",
             "setproctitle",
+            "tomli-w",
             "tokenizers",
             "trl",
         ),
     ),
+    "history": ("duckdb",),
     "swarm": (
-        *("crc32c", "duckdb", "httpx", "kafka-python", "lz4", "mlflow", "prefect", "rich", "sqlalchemy<2.1"),
+        *("crc32c", "httpx", "kafka-python", "lz4", "mlflow", "prefect", "rich", "sqlalchemy<2.1"),
         *("typer", "zstandard"),
     ),
 }
@@ -53,9 +55,15 @@ DONE = "unpacked"
 
 
 def unpack(folder: Path, site: Path) -> Path | None:
-    """Unpack the archives for this Python into a folder of packages, each once; None if there are none."""
+    """Unpack the archives for this Python into a folder, each once, and install the checkout there.
+
+    Returns None if there are none.
+    """
+    archives = sorted(folder.glob(f"*.python{sys.version_info[0]}.{sys.version_info[1]}.tar.xz"))
+    if not archives:
+        return None
     site.mkdir(parents=True, exist_ok=True)
-    for archive in sorted(folder.glob(f"*.python{sys.version_info[0]}.{sys.version_info[1]}.tar.xz")):
+    for archive in archives:
         done = site / f".{archive.name}.{archive.stat().st_size}.{DONE}"
         if not done.exists():
             with tarfile.open(archive) as packed:
@@ -63,7 +71,9 @@ def unpack(folder: Path, site: Path) -> Path | None:
             for source in sorted(site.glob("*.tar.gz")):
                 _build(source, site)
             done.touch()
-    return site.absolute() if any(site.iterdir()) else None
+    if not _pip(ROOT, site):
+        raise SystemExit(f"{ROOT} could not be installed into {site}: see what pip says above")
+    return site.absolute()
 
 
 def _build(source: Path, site: Path) -> None:
@@ -71,13 +81,18 @@ def _build(source: Path, site: Path) -> None:
 
     ReasoningGYM imports pycosat, and one data set, zebra_puzzles, which no step asks, calls it.
     """
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    command += ["--no-build-isolation", "--target", str(site), str(source)]
     name = source.name.partition("-")[0]
-    if subprocess.run(command, check=False).returncode:
+    if not _pip(source, site):
         text = f"def __getattr__(_):\n    raise AttributeError('{name} was not compiled here')\n"
         (site / f"{name}.py").write_text(text, encoding="utf-8")
     source.unlink()
+
+
+def _pip(source: Path, site: Path) -> bool:
+    """Build a package from its source, with what is here; returns whether it is in the folder now."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--upgrade"]
+    command += ["--no-build-isolation", "--target", str(site), str(source)]
+    return subprocess.run(command, check=False).returncode == 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from sapo.provenance.replay import opened
 from .child import Task
 from .models import model_of
 from .real import smollm2
-from .swarm import settings
+from .two_node_config import settings
 
 Weights = list[torch.Tensor]
 ROUNDS, TINY_ROUNDS = 6, 3

@@ -190,11 +190,12 @@ def launcher(device: Device, shape: Shape, work: Path, carried: Path | None) -> 
 
 
 def environment(work: Path, carried: Path | None) -> dict[str, str]:
-    """What steps run with: this checkout, packages that were carried here, nothing from a network."""
-    paths = [ROOT, ROOT / "benchmarks", *([carried] if carried is not None else [])]
+    """What steps run with: packages that were carried here, this checkout, nothing from a network."""
+    paths = [*([carried] if carried is not None else []), ROOT, ROOT / "benchmarks"]
     before = os.environ.get("PYTHONPATH")
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([*map(str, paths), *([before] if before else [])]),
+        "PYTHONSAFEPATH": "1",  # not the checkout's sapo where it is installed with its experiments
         "PYTHONUNBUFFERED": "1",
         "SAPO_KEYS": str(work / "keys"),
         "HF_HUB_OFFLINE": "1",

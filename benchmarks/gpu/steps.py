@@ -118,6 +118,21 @@ STEPS: tuple[Step, ...] = (
         *(1.8, 48.0, NODE),
         unrehearsed=("two processes on one GPU: its memory, its time",),
     ),
+    Step(
+        "planted",
+        "grid planted-smollm2: what right answers carry to three SmolLM2-135M-Instruct, 15 runs",
+        "planted",
+        *(9.5, 90.0, (*NODE, "gguf", "rich", "typer"), MODEL),
+        unrehearsed=("30 nodes on one GPU",),
+    ),
+    Step(
+        "sharing",
+        "small kernels of fifteen processes on one GPU, by turns and with NVIDIA's MPS",
+        "sharing",
+        *(0.8, 12.0, ("torch",)),
+        unrehearsed=("the whole step",),
+        gpu_only=True,
+    ),
     _round("ours-vllm", 2.5, 24.0, (*NODE, "vllm")),
     _round("trl-vllm", 2.5, 30.0, (*TRL, "vllm")),
     Step(
