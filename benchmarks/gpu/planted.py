@@ -19,8 +19,8 @@ from .real import smollm2
 from .sharing import beside_each_other
 
 GRID = "planted-smollm2"
-AT_ONCE = 10
-"""Runs, each a process with a core of its own, 8 GB of the GPU, and 4 GB of checkpoints on the disk."""
+AT_ONCE = 8
+"""Runs, each a process with a core of its own, 8 GB of the GPU, and at its end 8 GB of checkpoints."""
 FIGURES = {
     "spread/share": "answers of honest nodes that carry it",
     "pass_at_1/end": "held-out pass@1 at the end",

@@ -122,8 +122,8 @@ STEPS: tuple[Step, ...] = (
         "planted",
         "grid planted-smollm2: what right answers carry to three SmolLM2-135M-Instruct, 15 runs",
         "planted",
-        *(9.5, 90.0, (*NODE, "gguf", "rich", "typer"), MODEL),
-        unrehearsed=("30 nodes on one GPU",),
+        *(9.5, 70.0, (*NODE, "gguf", "rich", "typer"), MODEL),
+        unrehearsed=("24 nodes on one GPU",),
     ),
     Step(
         "sharing",
