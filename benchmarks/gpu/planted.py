@@ -5,7 +5,6 @@ Records and `results.json` lie in `work/planted`, as `sapo experiment` writes th
 
 import shutil
 import threading
-from contextlib import nullcontext
 from pathlib import Path
 
 from sapo.cli.report.live_view import open_view
@@ -33,9 +32,13 @@ def run(task: Task) -> None:
     grid, folder = grid_of(task, smollm2(task)), task.work / "planted"
     if task.tiny:
         shutil.rmtree(folder, ignore_errors=True)
-    sharing = nullcontext() if task.device == "cpu" else beside_each_other(task.work)
-    with sharing, watched(task.device) as seen, taken(grid, folder), open_view(grid.name) as view:
-        at_once = 1 if task.tiny else AT_ONCE
+    at_once = 1 if task.tiny else AT_ONCE
+    with (
+        beside_each_other(task),
+        watched(task.device) as seen,
+        taken(grid, folder),
+        open_view(grid.name) as view,
+    ):
         failed = conduct(grid, folder, view, lambda record: None, cores=at_once, stop=threading.Event())
         document = write(grid, folder, None)
     task.add("peak memory, runs beside each other", "MB", [seen.peak_mb - seen.before_mb])

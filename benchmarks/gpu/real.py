@@ -25,6 +25,7 @@ from sapo.tasks.workers import open_workers
 from .child import Task
 from .memory import watched
 from .runner import ROOT
+from .sharing import beside_each_other
 from .steps import MODEL
 
 CARRIED = ROOT / MODEL
@@ -52,7 +53,11 @@ def run(task: Task) -> None:
     folder = task.work / "smollm2"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with watched(task.device) as seen, ProcessPoolExecutor(len(arms), get_context("spawn")) as pool:
+    with (
+        beside_each_other(task),
+        watched(task.device) as seen,
+        ProcessPoolExecutor(len(arms), get_context("spawn")) as pool,
+    ):
         seconds = 60.0 if task.tiny else SECONDS
         waits = [
             pool.submit(make, grid.model_dump(by_alias=True), seconds, folder, place)

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -25,19 +24,20 @@ def run(task: Task) -> None:
     task.add(f"passes of {PROCESSES} processes by turns", "1/s", measured())
     if shutil.which(DAEMON) is None:
         raise SystemExit(f"there is no {DAEMON}: it comes with NVIDIA's driver")
-    with beside_each_other(task.work):
+    with beside_each_other(task):
         task.add(f"passes of {PROCESSES} processes beside each other", "1/s", measured())
 
 
 @contextmanager
-def beside_each_other(work: Path) -> Iterator[None]:
-    """Let processes that start within the block compute beside each other, where the driver has its MPS."""
-    if shutil.which(DAEMON) is None:
+def beside_each_other(task: Task) -> Iterator[None]:
+    """Let processes that start within the block share the GPU at once, where its driver has MPS."""
+    if task.device == "cpu" or shutil.which(DAEMON) is None:
         yield
         return
     for name in FOLDERS:
-        (work / name.lower()).mkdir(parents=True, exist_ok=True)
-        os.environ[name] = str(work / name.lower())
+        folder = task.work / name.lower()
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ[name] = str(folder)
     subprocess.run([DAEMON, "-d"], check=True)
     try:
         yield
