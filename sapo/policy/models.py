@@ -9,7 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,19 @@ class LoadedPolicy:
         return tuple(ids[start:end])
 
     def conversation(self, question: str) -> list[dict[str, str]]:
+        """The messages of a question, those of the prompt before it unless the template brings them."""
+        bare = [{"role": "user", "content": question}]
+        return bare if self.prompt_in_template else self.with_prompt(question)
+
+    @cached_property
+    def prompt_in_template(self) -> bool:
+        """Whether the chat template brings this prompt itself, as that of an exported folder does."""
+        if self.tokenizer.chat_template is None:
+            return False
+        written = release.opening(self.with_prompt(release.MARK), self.prompt.template)
+        return bool(written) and str(self.tokenizer.get_chat_template()).startswith(written)
+
+    def with_prompt(self, question: str) -> list[dict[str, str]]:
         """The messages of a question, those of the prompt before it."""
         turns = [*chain.from_iterable(self.prompt.examples), question]
         return _conversation(self.tokenizer, turns, self.prompt.system)

@@ -8,7 +8,7 @@ answer, and decodes greedily: a sampling setting of the base model is not what w
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +77,19 @@ def chat_template(policy: "LoadedPolicy") -> str:
             for role, text in zip(("user", "assistant"), example, strict=True)
         ]
         return _before([*system, *shown], "") + _literal_start(policy.tokenizer) + TURNS
-    *before, last = policy.conversation(MARK)
-    lead = last["content"].removesuffix(MARK)
     own = str(policy.tokenizer.get_chat_template())
-    return _arguments(policy.prompt.template) + _before(before, lead) + own
+    if policy.prompt_in_template:
+        return own
+    return opening(policy.with_prompt(MARK), policy.prompt.template) + own
 
 
-def _before(messages: list[dict[str, str]], lead: str) -> str:
+def opening(conversation: Sequence[dict[str, str]], arguments: Mapping[str, Any]) -> str:
+    """Jinja with which a template brings what a conversation, that ends with `MARK`, has around it."""
+    *before, last = conversation
+    return _arguments(arguments) + _before(before, last["content"].removesuffix(MARK))
+
+
+def _before(messages: Sequence[dict[str, str]], lead: str) -> str:
     """Jinja that puts messages before a conversation, or `lead` into its first turn."""
     if not messages and not lead:
         return ""
@@ -108,7 +114,7 @@ def _literal_start(tokenizer: Any) -> str:
     return f"{{{{- {_quoted(tokenizer.decode(start))} }}}}" if start else ""
 
 
-def _listed(messages: list[dict[str, str]]) -> str:
+def _listed(messages: Sequence[dict[str, str]]) -> str:
     turns = (f"{{'role': '{one['role']}', 'content': {_quoted(one['content'])}}}" for one in messages)
     return f"[{', '.join(turns)}]"
 

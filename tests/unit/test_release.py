@@ -1,6 +1,7 @@
 """A policy's folder for others: transformers alone asks it what its node asks, and stops as it does."""
 
 import stat
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ NO_SYSTEM = (
     "{{ '<|' + m['role'] + '|>' + m['content'] }}{% if think %}{{ 'think' }}{% endif %}{{ '<|end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+SILENT = NO_SYSTEM.replace("{{ raise_exception('no system') }}", "{% continue %}")
+"""Leaves a system turn out."""
 ODD = 'a "b" \\n {% c %} {{ d }} \n e'
 EXAMPLES = (("1 + 2", "3"), ("2 + 2", ODD))
 PROMPTS = [Prompt(), Prompt(system="add"), Prompt(system=ODD, examples=EXAMPLES), Prompt(examples=EXAMPLES)]
@@ -81,6 +84,26 @@ def test_the_folder_asks_under_the_prompt_and_a_system_turn_of_ones_own_replaces
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {
         stat.S_IMODE((tmp_path / "out" / "config.json").stat().st_mode)
     }
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        *product((samples.CHAT, NO_SYSTEM, SILENT, None), PROMPTS),
+        *product((NO_SYSTEM, SILENT), [Prompt(template={"think": True}, system="add")]),
+    ],
+)
+def test_a_node_that_goes_on_from_the_folder_is_asked_as_the_one_that_it_was(
+    tmp_path: Path, template: str | None, prompt: Prompt
+) -> None:
+    config = Config(prompt=prompt)
+    policy = models.export(kept(tmp_path / "kept", template), tmp_path / "out", config=config, cache=tmp_path)
+    config = config.model_copy(update={"model": str(tmp_path / "out")})
+    again = models.load_policy(config.model, config=config, cache=tmp_path)
+    assert again.prompt_text("1 + 1") == policy.prompt_text("1 + 1")
+    models.export(tmp_path / "out", tmp_path / "further", config=config, cache=tmp_path)
+    written = [(tmp_path / name / "chat_template.jinja").read_text() for name in ("out", "further")]
+    assert written[0] == written[1]
 
 
 def test_arguments_of_the_template_are_those_of_training_unless_others_are_named(tmp_path: Path) -> None:
