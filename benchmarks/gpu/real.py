@@ -81,7 +81,8 @@ def smollm2(task: Task) -> Path:
     folder = gguf_file.location(gguf_file.SMOLLM2, cache=cache)
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
-        whole, parts = cache / CARRIED.name, sorted(CARRIED.parent.glob(f"{CARRIED.name}*"))
+        parts = [CARRIED] if CARRIED.exists() else sorted(CARRIED.parent.glob(f"{CARRIED.name}.*"))
+        whole = cache / CARRIED.name
         whole.write_bytes(b"".join(part.read_bytes() for part in parts))
         if gguf_file.location(str(whole), cache=cache) != folder:
             raise SystemExit(f"{CARRIED}, of {len(parts)} parts: its SHA-256 is not {gguf_file.SHA256}")
