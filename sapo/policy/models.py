@@ -108,7 +108,7 @@ class LoadedPolicy:
         """Whether the chat template brings this prompt itself, as that of an exported folder does."""
         if self.tokenizer.chat_template is None:
             return False
-        written = release.opening(self.with_prompt(release.MARK), self.prompt.template)
+        written = release.opening(self)
         return bool(written) and str(self.tokenizer.get_chat_template()).startswith(written)
 
     def with_prompt(self, question: str) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ answer, and decodes greedily: a sampling setting of the base model is not what w
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,18 +78,17 @@ def chat_template(policy: "LoadedPolicy") -> str:
         ]
         return _before([*system, *shown], "") + _literal_start(policy.tokenizer) + TURNS
     own = str(policy.tokenizer.get_chat_template())
-    if policy.prompt_in_template:
-        return own
-    return opening(policy.with_prompt(MARK), policy.prompt.template) + own
+    return own if policy.prompt_in_template else opening(policy) + own
 
 
-def opening(conversation: Sequence[dict[str, str]], arguments: Mapping[str, Any]) -> str:
-    """Jinja with which a template brings what a conversation, that ends with `MARK`, has around it."""
-    *before, last = conversation
-    return _arguments(arguments) + _before(before, last["content"].removesuffix(MARK))
+def opening(policy: "LoadedPolicy") -> str:
+    """Jinja that, in front of a chat template, brings the policy's prompt."""
+    *before, last = policy.with_prompt(MARK)
+    lead = last["content"].removesuffix(MARK)
+    return _arguments(policy.prompt.template) + _before(before, lead)
 
 
-def _before(messages: Sequence[dict[str, str]], lead: str) -> str:
+def _before(messages: list[dict[str, str]], lead: str) -> str:
     """Jinja that puts messages before a conversation, or `lead` into its first turn."""
     if not messages and not lead:
         return ""
@@ -114,7 +113,7 @@ def _literal_start(tokenizer: Any) -> str:
     return f"{{{{- {_quoted(tokenizer.decode(start))} }}}}" if start else ""
 
 
-def _listed(messages: Sequence[dict[str, str]]) -> str:
+def _listed(messages: list[dict[str, str]]) -> str:
     turns = (f"{{'role': '{one['role']}', 'content': {_quoted(one['content'])}}}" for one in messages)
     return f"[{', '.join(turns)}]"
 
