@@ -57,6 +57,8 @@ COLUMNS = (
     (PER_NODE, "tokens per node", 1.0, ",.0f"),
 )
 """Figure, heading, factor, format; a figure that no arm has gets no column."""
+ENDS = ("", "/untrained")
+"""Of an ensemble's figures: of tasks that its nodes learn, and of others."""
 
 RUNS = (
     *("run", "minutes", "peak memory, GB", "gain, points", "greedy, points", "ends of the nodes, %"),
@@ -133,7 +135,7 @@ def learned(found: Json, end: str = "") -> str:
 
 def untrained(found: Json) -> str:
     """The same of tasks that no node learns."""
-    return learned(found, "/untrained")
+    return learned(found, ENDS[1])
 
 
 def runs(found: Json) -> str:
@@ -229,16 +231,23 @@ def keep(folder: Path) -> Path:
         drawn = ends(document["arms"])
     else:
         drawn = picture(spread_panels(document["arms"])) or charts.picture(document)
-    left_out = ("curves", "spread", "by_node", "tasks")
-    document["arms"] = {
-        name: {key: value for key, value in arm.items() if key not in left_out}
-        for name, arm in document["arms"].items()
-    }
+    leave_out(document)
     path = KEPT / f"{document['name']}.json"
     KEPT.mkdir(exist_ok=True)
     path.with_suffix(".svg").write_text(drawn, encoding="utf-8")
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def leave_out(document: Json) -> None:
+    """Take out of results what no table shows."""
+    shown = {key for key, *_ in COLUMNS} | {"lr"} | {f"ensemble/{way}{end}" for way in WAYS for end in ENDS}
+    for arm in document["arms"].values():
+        for key in ("curves", "spread", "by_node", "tasks", "against_first"):
+            arm.pop(key, None)
+        arm["figures"] = {key: found for key, found in arm["figures"].items() if key in shown}
+    for key in ("figures", "methods"):
+        document.pop(key, None)
 
 
 def ends(arms: Json) -> str:
