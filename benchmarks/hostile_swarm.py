@@ -80,7 +80,7 @@ class Arm:
         """What is published reaches the bus, hostile records before honest ones. Nobody's time."""
         coming = [signed for node in self.nodes for signed in node.journal.groups(node.round)]
         if self.attack is not None:
-            hostile = self.attack.act(Sight(self.rounds, self._seen, coming))
+            hostile = self.attack.act(Sight(self._seen, coming))
             self.records += len(hostile)
             self.bus.publish(hostile)
         for node in self.nodes:

@@ -13,9 +13,8 @@ from sapo.learn.advantage import centred
 
 @dataclass(frozen=True)
 class Shape:
-    """A model, a batch, and the number of updates to time."""
+    """A model and a batch."""
 
-    name: str
     vocabulary: int
     hidden: int
     inner: int
@@ -27,7 +26,6 @@ class Shape:
     prompt: int
     length: int
     threads: int
-    updates: int
 
     def model(self) -> Qwen2ForCausalLM:
         """Random weights of this shape, in float32."""

@@ -266,13 +266,13 @@ def token_share(batch: Batch, learn: LearnConfig, keys: Container[str]) -> float
     return tokens[True] / max(1, sum(tokens.values()))
 
 
-def from_one_start(config: Config, workers: TaskWorkers, cache: Path) -> Config:
+def from_one_start(config: Config, workers: TaskWorkers) -> Config:
     """The config with nodes that have tasks of their own beginning from the starter of the swarm's tasks."""
     nodes = {}
     for number, over in config.node.items():
         whole = config.model_copy(update={"model": over.get("model", config.model)})
         if "tasks" in over and whole.model.startswith("starter"):
-            over = over | {"model": str(starter.prepare(whole, workers, cache=cache))}
+            over = over | {"model": str(starter.prepare(whole, workers, cache=default_cache()))}
         nodes[number] = over
     return config.model_copy(update={"node": nodes})
 
@@ -283,12 +283,11 @@ def opened(
     arm: Arm,
     folder: Path,
     workers: TaskWorkers,
-    cache: Path | None,
     limits: Sequence[Limit] = (),
 ) -> Iterator[Swarm]:
     """An arm's swarm in a home of its own, made in a folder where there is none."""
     home = Home(folder)
-    config = from_one_start(config, workers, cache or default_cache())
+    config = from_one_start(config, workers)
     for number, name in enumerate(config.nodes):
         home.make_node(name)
         write_first(home.key(name), identity(config.swarm.seed, number).to_pem())
@@ -306,7 +305,6 @@ def opened(
                     bus=bus,
                     incarnation=f"{config.swarm.seed:08x}{number:08x}",
                     deliver=False,
-                    cache=cache,
                     workers=workers,
                     timed=False,
                 )

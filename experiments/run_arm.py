@@ -38,10 +38,10 @@ TELL_S = 0.5
 PACKAGES = ("sapo-swarm", "torch", "transformers", "tokenizers", "numpy", "reasoning-gym")
 
 
-def run_arm(grid: Grid, job: Job, folder: Path, cache: Path | None = None) -> Path:
+def run_arm(grid: Grid, job: Job, folder: Path) -> Path:
     """Make a run and its record in an experiment's folder; a record that is there and fits is left alone.
 
-    A run that was cut short begins anew. `cache` is where starters are kept. Sets the process's number of
+    A run that was cut short begins anew. Sets the process's number of
     torch threads and, while it runs, its folder for keys. Raises `UserError` for what cannot be run, `Paused`
     if a guard of the config demands it.
     """
@@ -54,7 +54,7 @@ def run_arm(grid: Grid, job: Job, folder: Path, cache: Path | None = None) -> Pa
     home.mkdir(parents=True)
     try:
         with _keys_in(home / ".keys"):
-            record = _Run(grid, job, folder, cache).make(home, digest)
+            record = _Run(grid, job, folder).make(home, digest)
         return save_record(folder, job, record)
     finally:
         progress_path(folder, job).unlink(missing_ok=True)
@@ -64,8 +64,8 @@ def run_arm(grid: Grid, job: Job, folder: Path, cache: Path | None = None) -> Pa
 class _Run:
     """What is gathered while a run is made."""
 
-    def __init__(self, grid: Grid, job: Job, folder: Path, cache: Path | None) -> None:
-        self.grid, self.job, self._folder, self._cache = grid, job, folder, cache
+    def __init__(self, grid: Grid, job: Job, folder: Path) -> None:
+        self.grid, self.job, self._folder = grid, job, folder
         self.config, self.rounds = grid.config(job), grid.rounds_of(job)
         self.exams: list[Exam] = []
         self.series: Series = {}
@@ -80,7 +80,7 @@ class _Run:
         torch.set_num_threads(config.threads)
         with open_workers(config, SharedWorkers) as workers:
             arm, limits = self.grid.named(job.arm), self.grid.limits(job, config.swarm.nodes)
-            with opened(config, arm, home, workers, self._cache, limits) as swarm:
+            with opened(config, arm, home, workers, limits) as swarm:
                 self._learn(swarm, examiner := self._examiner(workers))
                 weights = [node.parts.weights_sha256() for node in swarm.nodes]
                 if exam.ensemble is not None and not job.tuning:

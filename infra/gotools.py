@@ -19,18 +19,13 @@ from sapo.core.user_cache import default_cache, locked
 LIMIT_S = 900.0
 
 
-def installed(name: str, version: str, cache: Path | None = None) -> Path:
-    """Where a program lies, or will."""
-    return (cache or default_cache()) / "tools" / f"{name}-{version}-{platform.machine()}"
-
-
-def install(name: str, package: str, version: str, cache: Path | None = None) -> Path:
+def install(name: str, package: str, version: str) -> Path:
     """The program `name` that Go makes of `package`, built now if it is not there yet.
 
     Processes that ask at once wait for the first. Raises `UserError` where Go's wheel is missing,
     `Unavailable` when the source cannot be fetched and built.
     """
-    target = installed(name, version, cache)
+    target = default_cache() / "tools" / f"{name}-{version}-{platform.machine()}"
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

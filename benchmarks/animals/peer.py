@@ -79,7 +79,6 @@ class Sight:
     A real peer does not see the second; those who squat and forge are given it, as the worst case.
     """
 
-    round: int
     seen: Sequence[SignedGroup]
     coming: Sequence[SignedGroup]
 

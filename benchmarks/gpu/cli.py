@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ledger,
         device=device,
         shape=shape,
-        machine=machine.as_dict(),
+        machine=asdict(machine),
         lacking=lacking(machine, device),
         launch=runner.launcher(device, shape, given.work.absolute(), carried),
         seconds=given.minutes * 60,

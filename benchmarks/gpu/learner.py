@@ -24,8 +24,8 @@ def shapes(task: Task) -> Shape:
     """Two groups of four completions: what a processor can still do in float32."""
     threads = usable().whole_cores
     if task.tiny:
-        return Shape("tiny", 512, 64, 128, 2, 4, 2, 2, 4, 20, 8, threads, 1)
-    return Shape("0.5B", 151_936, 896, 4864, 24, 14, 2, 2, 4, 72, 64, threads, 1)
+        return Shape(512, 64, 128, 2, 4, 2, 2, 4, 20, 8, threads)
+    return Shape(151_936, 896, 4864, 24, 14, 2, 2, 4, 72, 64, threads)
 
 
 def run(task: Task) -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -42,15 +42,6 @@ class Machine:
     gpu_memory_gb: float = 0.0
     """Of the first GPU."""
     versions: Mapping[str, str] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, object]:
-        """Plain JSON values."""
-        return asdict(self)
-
-    @property
-    def title(self) -> str:
-        """For a table: the GPU, or else the processor."""
-        return self.gpus[0] if self.gpus else f"{self.cores} cores of {self.cpu}"
 
 
 def look() -> Machine:

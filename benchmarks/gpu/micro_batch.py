@@ -21,9 +21,9 @@ WARM, COUNTED = 1, 3
 
 def run(task: Task) -> None:
     """8 groups of 8 answers of 256 tokens at 0.5B's shape, bfloat16 with float32 masters."""
-    shape = Shape("0.5B", 151_936, 896, 4864, 24, 14, 2, 8, 8, 100, 256, 4, 1)
+    shape = Shape(151_936, 896, 4864, 24, 14, 2, 8, 8, 100, 256, 4)
     if task.tiny:
-        shape = Shape("tiny", 512, 64, 128, 2, 4, 2, 2, 4, 20, 8, 1, 1)
+        shape = Shape(512, 64, 128, 2, 4, 2, 2, 4, 20, 8, 1)
     torch.set_num_threads(shape.threads)
     model: Any = shape.model()
     model.to(torch.bfloat16).to(task.device)

@@ -4,18 +4,12 @@ from pathlib import Path
 
 from baselines import shapes
 
-from .child import Task
+from sapo.core.user_cache import made_once
 
-TINY = shapes.Shape(vocabulary=2_000, hidden=64, layers=2, heads=2, kv_heads=1, inner=128)
-"""Heads of 32, as vLLM's kernels for a processor want them."""
-COMPLETE = "complete"
+from .child import Task
 
 
 def model_of(task: Task) -> Path:
     """The directory of a model of Qwen2.5-0.5B's shape; in a rehearsal a tiny one."""
-    folder = task.work / "models" / ("tiny" if task.tiny else "0.5b")
-    if not (folder / COMPLETE).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        shapes.make(TINY if task.tiny else shapes.HALF_B, folder)
-        (folder / COMPLETE).touch()
-    return folder
+    name, shape = ("tiny", shapes.SMALL) if task.tiny else ("0.5b", shapes.HALF_B)
+    return made_once(task.work / "models" / name, lambda folder: shapes.make(shape, folder))

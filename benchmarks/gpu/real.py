@@ -134,7 +134,7 @@ def make(values: dict[str, Any], seconds: float, folder: Path, place: int) -> di
     until = time.monotonic() + seconds
     with (
         open_workers(config, SharedWorkers) as workers,
-        opened(config, grid.named(job.arm), home, workers, None) as swarm,
+        opened(config, grid.named(job.arm), home, workers) as swarm,
     ):
         examiner = Examiner(grid.exam, questions_for(config, grid.exam, workers, tuning=False), job.seed)
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,7 +63,7 @@ class Ledger:
             return None
         found = Record(**json.loads(path.read_text(encoding="utf-8")))
         if found.status == "begun":
-            return Record(**{**asdict(found), "status": "failed", "reason": "the call ended while it ran"})
+            return replace(found, status="failed", reason="the call ended while it ran")
         return found
 
     def write(self, record: Record) -> None:
@@ -116,7 +116,7 @@ def run(
             continue
         began = Record(step.name, "begun", device, shape, tries[step.name] + 1, machine=machine)
         if lack := lacking(step):
-            ledger.write(_ended(began, "lacking", lack, tries=tries[step.name]))
+            ledger.write(replace(began, status="lacking", tries=tries[step.name], reason=lack))
             yield f"{step.name}: not run, {lack}"
             continue
         left = until - clock()
@@ -127,27 +127,18 @@ def run(
         ledger.write(began)
         ended = launch(step, min(left, step.minutes * 60 * SLACK))
         status: Status = "failed" if ended.reason else "done"
-        ledger.write(_ended(began, status, ended.reason, ended=ended))
+        ledger.write(
+            replace(
+                began,
+                status=status,
+                reason=ended.reason,
+                seconds=round(ended.seconds, 1),
+                figures=ended.result.get("figures", {}),
+                facts=ended.result.get("facts", {}),
+            )
+        )
         told = f", {ended.reason}" if ended.reason else ""
         yield f"{step.name}: {status} after {ended.seconds:.0f} s{told}"
-
-
-def _ended(
-    began: Record, status: Status, reason: str, *, tries: int | None = None, ended: Ended | None = None
-) -> Record:
-    result = ended.result if ended is not None else {}
-    return Record(
-        began.step,
-        status,
-        began.device,
-        began.shape,
-        began.tries if tries is None else tries,
-        reason,
-        round(ended.seconds, 1) if ended is not None else 0.0,
-        began.machine,
-        result.get("figures", {}),
-        result.get("facts", {}),
-    )
 
 
 def left_to_do(steps: Sequence[Step], ledger: Ledger) -> list[str]:

@@ -2,9 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 from sapo.core.atomic_file import write_atomically
@@ -35,9 +34,7 @@ def evaluate_ensemble(
     names: Sequence[str],
     *,
     log: Answering | None = None,
-    cache: Path | None = None,
     progress: Progress | None = None,
-    clock: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
     """Ask these nodes, at their newest checkpoints, the held-out questions together; writes `ensemble.json`.
 
@@ -47,7 +44,7 @@ def evaluate_ensemble(
     """
     with ExitStack() as stack:
         workers = stack.enter_context(open_workers(config))
-        found = [_opened(config, home, name, workers, cache, stack) for name in names]
+        found = [_opened(config, home, name, workers, stack) for name in names]
         experts = [expert for expert, _ in found]
         for one in experts[1:]:
             if log == "mixture" and not one_vocabulary([experts[0].policy, one.policy]):
@@ -73,16 +70,16 @@ def evaluate_ensemble(
         if log is not None:
             if progress is not None:
                 progress("logging the ensemble to MLflow", 0, 1)
-            body["model"] = log_ensemble(config, home, found, log_prior, log, body, clock())
+            body["model"] = log_ensemble(config, home, found, log_prior, log, body, time.time())
     return body
 
 
 def _opened(
-    config: Config, home: Home, name: str, workers: TaskWorkers, cache: Path | None, stack: ExitStack
+    config: Config, home: Home, name: str, workers: TaskWorkers, stack: ExitStack
 ) -> tuple[Expert, Checkpoint]:
     """A node's newest model, which is closed with the stack."""
     own = config.for_node(name)
-    policy = load_initial(own, workers, cache or default_cache())
+    policy = load_initial(own, workers, default_cache())
     newest = load_newest(home, name, policy, "--ensemble")
     policy = models.merged(policy)
     engine = stack.enter_context(closing(open_engine(own, policy)))

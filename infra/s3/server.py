@@ -14,14 +14,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from infra.s3.install import install
+from infra import gotools
 from sapo.core.child_process import POLL_S, Child, tail
 from sapo.core.errors import Unavailable
 
+PROGRAM, VERSION = "versitygw", "v1.8.0"
 HOST = "127.0.0.1"
 REGION = "us-east-1"
 START_LIMIT_S = 30.0
 STOP_GRACE_S = 3.0
+
+
+def install() -> Path:
+    """The gateway's program, built now if it is not there yet. Raises as `gotools.install` does."""
+    return gotools.install(PROGRAM, f"github.com/versity/versitygw/cmd/{PROGRAM}", VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,7 @@ class S3Server:
         options = ["--port", f"{HOST}:{self._port}", "--region", REGION, "--health", "/health", "--quiet"]
         # metadata in a folder of its own: not every file system keeps extended attributes
         store = ["posix", "--sidecar", str(self.folder / "metadata"), str(self.folder / "objects")]
-        command = ["-m", "infra.s3.held", str(self._program), *options, *store]
+        command = ["-m", "infra.keeper", str(self.folder / "pid"), str(self._program), *options, *store]
         self._child = Child.start("s3", command, log=log, env=env)
         deadline = time.monotonic() + START_LIMIT_S
         while not self.answers():

@@ -50,7 +50,6 @@ HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
 }
 ADDED = "Compare ways to run one"
 """Heading of what packages on top of this one bring, as entry points."""
-RENAMED = {"import": "unpack"}
 GROUPS = (
     (
         "keys",
@@ -81,12 +80,6 @@ class Grouped(TyperGroup):
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that was typed; one that has another name now is said to have it."""
-        if ctx.parent is None and args and args[0] in RENAMED:
-            ctx.fail(f"No such command {args[0]!r}: it is called `sapo {RENAMED[args[0]]}` now")
-        return super().resolve_command(ctx, args)
 
 
 def _show_help(context: typer.Context, wanted: bool) -> None:

@@ -91,9 +91,9 @@ class Meter:
             self._sums[self._shares.known(one)] += more
             self._authors[one] += more
 
-    def disown(self, key: str, amount: int = 1) -> None:
+    def disown(self, key: str) -> None:
         """Have it count for the bound alone: it was not the author's, nor another's."""
-        self._authors[key] -= amount
+        self._authors[key] -= 1
 
     def take(self, key: str, amount: int = 1) -> bool:
         """Take it if it fits; whether it did."""

@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -446,14 +445,3 @@ class RoundResult(Record):
     remembered: str = ""
     """What the sampler measured so far, as JSON: the next round goes by it."""
     gossip: Gossiped | None = Field(default=None, exclude_if=unset)
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Which policy writes: its swarm, node, public key, incarnation and tokenizer fingerprint."""
-
-    swarm: str
-    node: str
-    key: str
-    incarnation: str
-    tokenizer: str | None

@@ -16,16 +16,15 @@ from pathlib import Path
 
 from sapo.bus.base import Bus
 from sapo.core.atomic_file import sync_directory, whole_file
-from sapo.core.config.gossip import Gossip as GossipConfig
 from sapo.core.config.home import Home
 from sapo.core.errors import SapoError, Unavailable
-from sapo.core.types import Batch, Gossiped, Policy, Received, RoundResult
+from sapo.core.types import Batch, Gossiped, Received, RoundResult
 from sapo.learn.gossip import Partner, SlowWeights
 from sapo.learn.update import Learner
+from sapo.node.author import Author
 from sapo.peers import blocks
 from sapo.peers.announcements import Announcement, Heard, Partners, announce
 from sapo.peers.keyring import keys_of
-from sapo.peers.signing import Identity
 from sapo.policy import exchange
 from sapo.policy.exchange import Unusable, checked
 from sapo.policy.kept_files import SUFFIX, KeptFiles
@@ -64,24 +63,23 @@ class Gossip:
 
     def __init__(
         self,
-        config: GossipConfig,
-        author: Policy,
+        author: Author,
         home: Home,
-        journal: Journal,
         policy: LoadedPolicy,
         learner: Learner,
-        *,
-        max_age_s: float,
     ) -> None:
+        config = author.config.gossiping
+        assert config is not None
         self.config, self.author, self.learner = config, author, learner
         self.model = exchange.fingerprint(policy)
         self.store = FileStore(config.store or str(home.gossip_store))
-        self.kept = KeptFiles(home.gossip(author.node))
+        self.kept = KeptFiles(home.gossip(author.name))
         self.offered = self.kept.folder / "offered"
         """Where the node's own files wait for the deliverer."""
-        self._home, self._journal, self._shapes = home, journal, exchange.trained(policy)
-        known = [Heard.of(content) for content in journal.announced().values()]
-        self._partners = Partners(author.swarm, author.key, self.model, max_age_s, known)
+        self._home, self._journal, self._shapes = home, author.journal, exchange.trained(policy)
+        known = [Heard.of(content) for content in author.journal.announced().values()]
+        swarm, age = author.manifest.swarm, author.config.pool.max_age_s
+        self._partners = Partners(swarm, author.identity.key, self.model, age, known)
         self._metrics: dict[str, float] = {}
         self._said: set[tuple[str, str]] = set()
         self._begun: int | None = None
@@ -101,8 +99,8 @@ class Gossip:
         return self._partners.changed()
 
     def _members(self) -> frozenset[str]:
-        left_out = blocks.read(self._home.blocked(self.author.node))
-        return keys_of(self.config.members, self._home) - {self.author.key} - left_out.keys()
+        left_out = blocks.read(self._home.blocked(self.author.name))
+        return keys_of(self.config.members, self._home) - {self.author.identity.key} - left_out.keys()
 
     # -- a round -----------------------------------------------------------------------------------------
 
@@ -138,7 +136,7 @@ class Gossip:
 
     def _offer(self, round: int, outer: SlowWeights, done: Gossiped) -> Gossiped:
         folder = self.offered
-        about: dict[str, str | int] = {"key": self.author.key, "round": round}
+        about: dict[str, str | int] = {"key": self.author.identity.key, "round": round}
         about["incarnation"] = self.author.incarnation
         weights = self.learner.weights()
         if not all(bool(one.isfinite().all()) for one in weights):
@@ -223,7 +221,7 @@ class Gossip:
             self._said.add((alone.who, alone.code))
             who = f" {alone.who}:" if alone.who else ""
             log.warning(
-                "%s: an outer step was made alone (%s):%s %s", self.author.node, alone.code, who, alone
+                "%s: an outer step was made alone (%s):%s %s", self.author.name, alone.code, who, alone
             )
 
 
@@ -233,8 +231,8 @@ class AnnounceSink:
 
     kind = "gossip"
 
-    def __init__(self, gossip: Gossip, bus: Bus, identity: Identity) -> None:
-        self._gossip, self._bus, self._identity = gossip, bus, identity
+    def __init__(self, gossip: Gossip, bus: Bus) -> None:
+        self._gossip, self._bus = gossip, bus
 
     def deliver(self, items: Sequence[OutboxItem], journal: Journal) -> None:
         """Deliver what `items` name. Raises `Unavailable` when store or bus are away."""
@@ -244,7 +242,7 @@ class AnnounceSink:
             return  # newer ones have come, or the node was moved without it
         announcement = self._announcement(result, result.gossip)
         self._gossip.store.put(path, announcement.name)
-        self._bus.publish([announce(announcement, self._identity)])
+        self._bus.publish([announce(announcement, self._gossip.author.identity)])
 
     def _announcement(self, result: RoundResult, gossiped: Gossiped) -> Announcement:
         author = self._gossip.author
@@ -254,9 +252,9 @@ class AnnounceSink:
             created_at=result.finished_at,
             file=gossiped.offered,
             incarnation=author.incarnation,
-            key=author.key,
+            key=author.identity.key,
             model=self._gossip.model,
-            node=author.node,
+            node=author.name,
             round=result.round,
-            swarm=author.swarm,
+            swarm=author.manifest.swarm,
         )

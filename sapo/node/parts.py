@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
@@ -19,7 +18,7 @@ from sapo.core.errors import Paused
 from sapo.core.outage import Outage
 from sapo.core.own_code import Missing
 from sapo.core.traits import TraitMatcher
-from sapo.core.types import Policy, Question
+from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
 from sapo.node.author import Author, open_author
@@ -125,7 +124,6 @@ def open_parts(
     tracking: Sequence[Sink] = (),
     incarnation: str | None = None,
     deliver: bool = True,
-    cache: Path | None = None,
     workers: TaskWorkers | None = None,
     timed: bool = True,
 ) -> NodeParts:
@@ -146,7 +144,7 @@ def open_parts(
             workers = open_workers(node_config, tasks=config.manifest_tasks())
             stack.callback(workers.close)
         refuse_unwalled(node_config, workers)
-        policy = load_initial(node_config, workers, cache or default_cache())
+        policy = load_initial(node_config, workers, default_cache())
         learner = Learner(
             policy.model,
             node_config.learn,
@@ -167,11 +165,8 @@ def open_parts(
         intake = _intake(author, home, listener, policy, clock, lacking, timed=timed)
         gossip, announcer = None, None
         if node_config.gossiping is not None:
-            identity = author.held.identity
-            mine = Policy(config.swarm.name, name, identity.key, journal.incarnation, policy.fingerprint)
-            age = node_config.pool.max_age_s
-            gossip = Gossip(node_config.gossiping, mine, home, journal, policy, learner, max_age_s=age)
-            announcer = AnnounceSink(gossip, own_bus, identity)
+            gossip = Gossip(author, home, policy, learner)
+            announcer = AnnounceSink(gossip, own_bus)
             sinks.append(announcer)
             intake.gossip = gossip
         else:

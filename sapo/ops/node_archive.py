@@ -19,14 +19,14 @@ from typing import IO, Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from sapo.core.atomic_file import sync_file
-from sapo.core.config.home import ASKED, BLOCKED
+from sapo.core.config.home import ASKED, BLOCKED, CARD, KEY
 from sapo.core.errors import UserError
 from sapo.core.types import Count, Hex64, Incarnation, Name, Record
 from sapo.store.journal.rows import CHECKPOINT, Owed
 
 INDEX = "pack.json"
 MAX_INDEX_BYTES = 2**20
-KEY, CARD, JOURNAL = "key.pem", "key.json", "journal.sqlite"
+JOURNAL = "journal.sqlite"
 MAX_READ_WHOLE = {KEY: 4096, CARD: 65_536, "checkpoint.json": 2**24, ASKED: 2**26, BLOCKED: 2**24}
 """Bytes of the files that are read whole."""
 MEMBER = re.compile(

@@ -62,7 +62,7 @@ def say_when() -> None:
     end = Gossip.end
 
     def said(self: Gossip, batch: Batch, rng: random.Random, *, went_back: bool) -> Gossiped | None:
-        print(self.author.node, batch.round, int(self.ends(batch.round)), flush=True)
+        print(self.author.name, batch.round, int(self.ends(batch.round)), flush=True)
         return end(self, batch, rng, went_back=went_back)
 
     Gossip.end = said  # type: ignore[method-assign]

@@ -23,7 +23,7 @@ TAUGHT = (0, 5)
 
 def facts(round: int, *, skipped: bool = False, back_to: int | None = None) -> RoundFacts:
     none = None, None, None, None  # previous, chain, config, gossip
-    return RoundFacts(round, 1, ("d",), "no" if skipped else None, back_to, "", *none, 0.0)
+    return RoundFacts(round, ("d",), "no" if skipped else None, back_to, "", *none)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.none() | st.integers(0, 30)), max_size=30))

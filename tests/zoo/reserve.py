@@ -149,10 +149,10 @@ class Reserve:
             node.parts.intake.pool.remove([entry.group_id for entry in node.parts.intake.pool.entries()])
             node.parts.intake.quotas.earn(REST_S)
             node.parts.intake.refusals = node.parts.verifier.refusals = Refusals(node.parts.clock)
-        for number in range(count):
+        for _ in range(count):
             coming = [signed for node in self.nodes for signed in self._prepare(node)]
             if animal is not None:
-                sent = animal(passage.peer, Sight(number, self.seen, coming))
+                sent = animal(passage.peer, Sight(self.seen, coming))
                 self.bus.publish(sent)
                 passage.hostile += sent
             for node in self.nodes:

@@ -30,7 +30,6 @@ class RoundFacts:
     """
 
     round: int
-    rows: int
     digests: tuple[str, ...]
     skipped: str | None
     rolled_back_to: int | None
@@ -40,15 +39,14 @@ class RoundFacts:
     config: str | None
     gossip: str | None
     """What gossip did at its end (`sapo.core.types.Gossiped`), as JSON; None where it did nothing."""
-    finished_at: float
 
 
 _ROUNDS = """
-SELECT round, count(*) AS rows, list_sort(list(DISTINCT batch_digest)) AS digests,
+SELECT round, list_sort(list(DISTINCT batch_digest)) AS digests,
        max(skipped) AS skipped, max(rolled_back_to) AS rolled_back_to, max(weights_sha256) AS weights_sha256,
        max(previous_round) AS previous, max(chain) AS chain,
        max(CASE WHEN json_valid(environment) THEN json_extract_string(environment, '$.config') END) AS config,
-       max(gossip) AS gossip, max(finished_at) AS finished_at
+       max(gossip) AS gossip
 FROM training WHERE node = ? AND incarnation = ? AND round < ? GROUP BY round ORDER BY round
 """
 
