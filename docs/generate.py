@@ -50,7 +50,7 @@ Which losses differ. In the first step on a batch the ratio of new to old policy
 | losses | `epochs = 1` | `epochs = 2` or more |
 |---|---|---|
 | `dapo`, `cispo` | one update, bit for bit | past its clip a token is left out by `dapo`, kept by `cispo` |
-| `grpo`, `gspo` | one update, but for `behaviour` and `f_tis` | `gspo` clips one ratio per answer |
+| `grpo`, `gspo` | one update | `gspo` clips one ratio per answer |
 | `dapo`, `grpo` | mean over tokens, mean over answers | the same |
 | `dapo`, `dr_grpo` | one direction; lengths differ from batch to batch | the same |
 | `clip_low`, `clip_high`, `gspo_clip_*` | without effect | act |

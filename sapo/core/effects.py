@@ -73,12 +73,7 @@ def same_update(config: Config) -> str:
         return learn.loss
     if learn.loss == "cispo":
         return "dapo"
-    # advantages of single tokens, as a ratio to the author or a credit makes them, are averaged first by
-    # gspo, last by grpo
-    credited = learn.foreign_credit != "all"
-    foreign = config.batch.external > 0 and (learn.believes or credited)
-    single = foreign or (credited and learn.credit_own)
-    return "grpo" if learn.loss == "gspo" and not single else learn.loss
+    return "grpo" if learn.loss == "gspo" else learn.loss
 
 
 def update(config: Config) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from sapo.learn.segments import BEFORE, BLANK, STOP, answer_of, segments
 UNLIKELY = math.log(0.2)
 """A completion none of whose tokens is below this is credited without a second look: it teaches little."""
 LOOKS = 8
-"""So many segments of a completion are looked at, the unlikeliest; the rest of it is not learned."""
+"""At most so many looks at a completion: each other segment is judged with the one before it."""
 
 Again = Callable[[Sequence[Row]], Mapping[Row, Sequence[float]]]
 """What the policy has for each trained token of other rows, computed without a gradient."""
@@ -35,10 +35,10 @@ Again = Callable[[Sequence[Row]], Mapping[Row, Sequence[float]]]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A segment of a completion that is looked at: its trained tokens from `begin` to `end`.
+    """Segments of a completion that are looked at as one: their trained tokens from `begin` to `end`.
 
-    `without` is the completion without it and its copies, `removed` tokens in all; from `after` on, numbered
-    as with them, tokens are compared. None where the segment is not credited whatever follows it.
+    `without` is the completion without them and their copies, `removed` tokens in all; from `after` on,
+    numbered as with them, tokens are compared. None where nothing follows.
     """
 
     begin: int
@@ -105,19 +105,30 @@ def looks(row: Row, own: Sequence[float], marks: Sequence[int]) -> list[Look]:
     first = next((place for place, (lowest, *_) in enumerate(cut) if not lowest >= UNLIKELY), len(cut))
     if cut and cut[-1][0] >= UNLIKELY and cut[-1][2] < len(said):
         del cut[-1]
-    chosen = sorted(cut[first:])[:LOOKS]
     copies: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for _, begin, end in cut[first:]:
-        copies.setdefault(_words(row, trained, said, begin, end), []).append((begin, end))
+    for _, *span in cut[first:]:
+        copies.setdefault(_words(row, trained, said, *span), []).append((span[0], span[1]))
     found = []
-    for lowest, begin, end in cut[first:]:
-        spans = copies[_words(row, trained, said, begin, end)]
-        last = spans[-1][1]
+    for part in _joined(cut[first:]):
+        begin = part[0][0]
+        spans = {copy for span in part for copy in copies[_words(row, trained, said, *span)]}
+        last = max(end for _, end in spans)
         # The space before a second word is unlikely where the first is missing, and says nothing of either.
         after = last + (begin == 0 and last < len(said) and bool(said[last] & BEFORE))
-        judged = after < len(said) and (lowest, begin, end) in chosen
         gone = {trained[place] for span in spans for place in range(*span)}
-        found.append(Look(begin, end, after, len(gone), _without(row, gone) if judged else None))
+        without = _without(row, gone) if after < len(said) else None
+        found.append(Look(begin, part[-1][1], after, len(gone), without))
+    return found
+
+
+def _joined(cut: Sequence[tuple[float, int, int]]) -> list[list[tuple[int, int]]]:
+    """Segments by the look that judges them. The first and the unlikeliest have one each."""
+    alone = {*cut[:1], *sorted(cut[1:])[: LOOKS - 1]}
+    found: list[list[tuple[int, int]]] = []
+    for lowest, begin, end in cut:
+        if (lowest, begin, end) in alone:
+            found.append([])
+        found[-1].append((begin, end))
     return found
 
 

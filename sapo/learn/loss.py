@@ -99,17 +99,17 @@ def cispo(inputs: LossInputs) -> LossOutputs:
 
 
 def gspo(inputs: LossInputs) -> LossOutputs:
-    """Clipped surrogate of one ratio per sequence, exp(mean log-ratio) (GSPO, arXiv:2507.18071).
+    """Clipped surrogate of one ratio per sequence, exp(mean log-ratio), with an advantage per token
+    (GSPO-token, arXiv:2507.18071, section 4.3; GSPO where a sequence has one advantage).
 
-    The mean over sequences when `normaliser` is their number. Advantages per token are averaged inside
-    the sequence. A clipped sequence counts all its tokens as clipped.
+    The mean over sequences when `normaliser` is their number.
     """
     ratio = ratio_to_old(inputs)
     log = (ratio.log * ratio.used).sum(1, keepdim=True) / ratio.lengths
-    advantages = (ratio.advantages * ratio.used).sum(1, keepdim=True) / ratio.lengths
-    terms, clipped = _surrogate(log.exp(), advantages, inputs)
-    shape = ratio.log.shape
-    return outputs((terms / ratio.lengths).expand(shape), clipped.expand(shape), ratio, inputs.normaliser)
+    # the ratio of the sequence in value, of the token in gradient
+    of_token = log.detach().exp() * (ratio.log - ratio.log.detach()).exp()
+    terms, clipped = _surrogate(of_token, ratio.advantages, inputs)
+    return outputs(terms / ratio.lengths, clipped, ratio, inputs.normaliser)
 
 
 Loss = Callable[[LossInputs], LossOutputs]

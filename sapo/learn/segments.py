@@ -13,10 +13,10 @@ from torch import Tensor
 
 from sapo.learn.unused_ids import base_of
 
-BLANK, BEFORE, AFTER, OPENS, CLOSES, TAG, ENDS, EQUALS, DIGIT, STOP = (1 << bit for bit in range(10))
+BLANK, BEFORE, AFTER, OPENS, CLOSES, TAG, ENDS, EQUALS, DIGIT, BOX, STOP = (1 << bit for bit in range(11))
 """Of the text of an id: it is white space; some is before it, some after it; a segment begins with it; one
-ends with it; a closing tag begins in it; a tag may end with it; it has an equals sign, a digit; it ends an
-answer."""
+ends with it; a closing tag begins in it; a tag may end with it; it has an equals sign, a digit; a box begins
+in it; it ends an answer."""
 _OPENS = re.compile(r"\s*\n\s*\S|\s*<")
 _CLOSES = re.compile(r"[.!?]\s*$|\n\s*$")
 _SPACES = {"Ġ": " ", "▁": " ", "Ċ": "\n", "<0x0A>": "\n"}
@@ -58,6 +58,7 @@ def marks_of(name: str) -> int:
         ENDS: text.rstrip().endswith(">"),
         EQUALS: "=" in text,
         DIGIT: re.search("[0-9]", text),
+        BOX: "boxed" in text,
     }
     return sum(mark for mark, found in said.items() if found)
 
@@ -110,11 +111,15 @@ def segments(marks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def answer_of(marks: Sequence[int]) -> tuple[int, int]:
-    """Begin and end of the answer itself, by the marks of a completion's tokens: its last segment, or what is
-    between two tags in it, without the end."""
-    begin, end = next(((b, e) for b, e in reversed(segments(marks)) if not marks[b] & STOP), (0, 0))
-    closing = next((place for place in range(begin, end) if marks[place] & TAG), None)
-    if closing is None:
-        return begin, end
-    opening = next((place for place in range(begin, closing) if marks[place] & ENDS), begin - 1)
-    return (opening + 1, closing) if opening + 1 < closing else (begin, end)
+    """Begin and end of the answer itself, by the marks of a completion's tokens: what stands in the last tag
+    or box of all, whatever follows; where there is none, the last segment, without the end."""
+    parts = [(begin, end) for begin, end in segments(marks) if not marks[begin] & STOP]
+    for begin, end in reversed(parts):
+        boxed = next((place for place in range(begin, end) if marks[place] & BOX), None)
+        if boxed is not None and boxed + 1 < end:
+            return boxed + 1, end
+        closing = next((place for place in range(begin, end) if marks[place] & TAG), None)
+        if closing is not None:
+            opening = next((place for place in range(begin, closing) if marks[place] & ENDS), begin - 1)
+            return (opening + 1, closing) if opening + 1 < closing else (begin, end)
+    return parts[-1] if parts else (0, 0)

@@ -101,9 +101,7 @@ class NodeRuntime:
         self._ends = deque((result.finished_at for result in recent), ROUNDS)
         self._alarms = GuardAlarms(self.name)
         self._silent = SilentRounds(self.config, self.name, [result.metrics for result in recent])
-        self._taken_up = TakenUp(
-            parts.home.phrases(self.name), self.name, parts.intake.admission.key, self.journal.incarnation
-        )
+        self._taken_up = TakenUp(parts.home, self.name, parts.intake.admission.key, self.journal.incarnation)
         self._own_update_s: float | None = None
         """Seconds of the own part of the last update, where it was made in this process."""
         self._next: QuestionStream | None = None

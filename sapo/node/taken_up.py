@@ -33,11 +33,12 @@ _NOTHING = _Kept(incarnation="", names={}, watched=())
 class TakenUp:
     """A node's phrases, heard round by round; says in the log when one was taken up."""
 
-    def __init__(self, path: Path, node: str, key: str, incarnation: str) -> None:
-        kept = _read(path)
+    def __init__(self, home: Home, node: str, key: str, incarnation: str) -> None:
+        kept = _read(home.phrases(node))
         if kept.incarnation != incarnation:
             kept = _NOTHING
-        self._path, self._node, self._incarnation = path, node, incarnation
+        self._path, self._blocked = home.phrases(node), home.blocked(node)
+        self._node, self._incarnation = node, incarnation
         self._names = dict(kept.names)
         self._phrases = Phrases(key, {(one.dataset, one.text): one for one in kept.watched})
 
@@ -45,9 +46,12 @@ class TakenUp:
         """Take a round that has ended: its own groups and its batch."""
         self._names |= {group.producer_key: group.producer for group in batch.groups}
         answers = [(one.recipe.dataset, [answer.text for answer in one.completions]) for one in groups]
+        told = {(one.author, one.dataset) for one in self._phrases.watched.values() if one.author}
         new = self._phrases.hear(answers, batch)
-        for phrase in loudest(new):
-            log.warning("%s", sentence(self._node, phrase, self._names))
+        left_out = blocks.read(self._blocked) if new else {}
+        for phrase in loudest(one for one in new if (one.author, one.dataset) not in told):
+            if phrase.author not in left_out:
+                log.warning("%s", sentence(self._node, phrase, self._names))
         if new or (batch.round + 1) % EVERY == 0:
             self._write()
 

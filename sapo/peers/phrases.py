@@ -68,6 +68,12 @@ class Phrase:
         return self.share <= RARE * self.asked
 
     @property
+    def bringer(self) -> str:
+        """Key of the author who brought half of it or more, often enough; else empty."""
+        author, most = max(self.brought.items(), key=lambda one: (one[1], one[0]))
+        return author if most >= max(LESSONS, sum(self.brought.values()) / 2) else ""
+
+    @property
     def written(self) -> bool:
         """Whether it is in enough of the node's answers."""
         return (
@@ -126,20 +132,21 @@ class Phrases:
         _shorten(self.once, BROUGHT_ONCE)
 
     def _forget(self) -> None:
-        """Keep the phrases that were taken up, those that may be next, and those that are brought most."""
-        order = sorted(self.watched.values(), key=lambda one: (not one.rare, sum(one.brought.values())))
-        for phrase in [one for one in order if not one.author][:-WATCHED]:
+        """Keep the phrases that were taken up, those that may be next, and of others those brought most, the
+        rare ones first: an author's count stands still in what the node writes anyway."""
+        order = sorted(
+            (one for one in self.watched.values() if not (one.author and one.written)),
+            key=lambda one: (bool(one.bringer) and not one.rare, one.rare, sum(one.brought.values())),
+        )
+        for phrase in order[:-WATCHED]:
             del self.watched[phrase.dataset, phrase.text]
 
     def _taken_up(self, phrase: Phrase) -> bool:
         """Whether it is taken up now, and was not before."""
         if phrase.author or not phrase.written:
             return False
-        author, most = max(phrase.brought.items(), key=lambda one: (one[1], one[0]))
-        if author == self.key or most < max(LESSONS, sum(phrase.brought.values()) / 2):
-            return False
-        phrase.author = author
-        return True
+        phrase.author = phrase.bringer if phrase.bringer != self.key else ""
+        return bool(phrase.author)
 
 
 def phrases_of(answer: str) -> Iterator[str]:

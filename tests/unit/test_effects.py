@@ -52,26 +52,9 @@ def test_losses_are_one_update_just_where_it_is_said(one: str, other: str) -> No
         assert (one != other and equal(one, other, later=later)) == bool(said)
 
 
-BELIEVES = ("learn.foreign=behaviour", 'learn.trusted_peers=["n0"]')
-CREDITS = ("learn.foreign_credit=useful",)
-
-
-@pytest.mark.parametrize(
-    ("sets", "per_token"),
-    [
-        ((), False),
-        (BELIEVES, True),
-        (CREDITS, True),
-        ((*BELIEVES, *CREDITS, "batch.external=0"), False),
-        ((*CREDITS, "learn.credit_own=true", "batch.external=0"), True),
-    ],
-)
-def test_gspo_is_grpo_where_all_tokens_of_an_answer_have_one_advantage(
-    sets: Sequence[str], per_token: bool
-) -> None:
-    told = notes(config("learn.loss=gspo", *sets), config("learn.loss=grpo", *sets))
-    said = any("makes the updates of" in note for note in told)
-    assert said == equal("gspo", "grpo", later=False, per_token=per_token) == (not per_token)
+def test_gspo_is_grpo_in_one_step_whatever_advantages_single_tokens_have() -> None:
+    assert equal("gspo", "grpo", later=False, per_token=True)
+    assert not equal("gspo", "grpo", later=True, per_token=True)
 
 
 def test_dapo_and_cispo_are_one_update_to_the_bit() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from animals.peer import Item, marked
 from animals.planters import carried
+from hypothesis import example as case
 from hypothesis import given
 from hypothesis import strategies as st
 from learn_support import VOCABULARY, batch, example, group, learner, plain_logprobs, tiny_model
@@ -50,7 +51,10 @@ def test_lines_sentences_tags_and_steps_are_segments(cut: list[str]) -> None:
     [
         ("9 - 2 = 7 Ġ <answer> 1 3 </answer>", "1 3"),
         ("9 - 2 = 7 Ġ < answer > 1 3 </ answer >", "1 3"),
-        ("So Ġit Ġis Ġright . Ġ\\boxed{ 1 3 }", "Ġ\\boxed{ 1 3 }"),
+        ("So Ġ\\boxed{ 1 3 } .", "1 3 } ."),
+        ("So Ġ\\ boxed { 1 3 } . ĠI Ġhope .", "{ 1 3 } ."),
+        ("<answer> 1 3 </answer> . Ċ I Ġhope .", "1 3"),
+        ("<b> 1 2 </b> Ġ <answer> 1 3 </answer> Ġok", "1 3"),
         ("9 - 2 = 7 Ġ 1 3", "1 3"),
         ("<answer> </answer>", "<answer> </answer>"),
     ],
@@ -101,7 +105,9 @@ class Chain:
         return [float((line > line[token]).sum()) for line, token in lines]
 
 
-def credits(chain: Chain, kind: Any, rows: Sequence[Row], **settings: Any) -> dict[Row, list[float]]:
+def credits(
+    chain: Chain, kind: Any, rows: Sequence[Row], marks: torch.Tensor = MARKS, **settings: Any
+) -> dict[Row, list[float]]:
     """The weights of all rows, as they come out of micro-batches of three."""
 
     def measured(of: Callable[[Row], list[float]]) -> Callable[[Sequence[Row]], Mapping[Row, list[float]]]:
@@ -113,7 +119,7 @@ def credits(chain: Chain, kind: Any, rows: Sequence[Row], **settings: Any) -> di
         for line, row in zip(own, chunk.sequences, strict=True):
             line[: len(row.trained)] = torch.tensor(chain.logprobs(row))
         learn = LearnConfig(foreign_credit=kind, **settings)
-        made, _ = credit(learn, chunk, own, MARKS, measured(chain.logprobs), measured(chain.ranks))
+        made, _ = credit(learn, chunk, own, marks, measured(chain.logprobs), measured(chain.ranks))
         for row, line in zip(chunk.sequences, made.tolist(), strict=True):
             found[row] = line[: len(row.trained)]
     return found
@@ -129,15 +135,17 @@ def by_hand(chain: Chain, answer: Sequence[int]) -> list[float]:
     seen = [(begin, end) for begin, end in cut if unlikely and begin >= unlikely[0] and answer[begin] != 0]
     if seen and seen[-1][1] < len(answer) and min(own[slice(*seen[-1])]) >= UNLIKELY:
         del seen[-1]
-    seen_all = tuple(seen)
-    dearest = sorted(seen, key=lambda part: (min(own[slice(*part)]), part))[:LOOKS]
+    alone = [*seen[:1], *sorted(seen[1:], key=lambda part: (min(own[slice(*part)]), part))[: LOOKS - 1]]
     weights = [1.0] * len(answer)
-    for begin, end in reversed(seen):
+    for first, after in reversed(list(pairwise([*sorted(alone), (len(answer), 0)]))):
+        together = [part for part in seen if first[0] <= part[0] < after[0]]
+        begin, end = first[0], max(end for _, end in together)
         weight = 0.0
-        copies = [part for part in seen_all if answer[slice(*part)] == answer[begin:end]]
+        words = [answer[slice(*part)] for part in together]
+        copies = [part for part in seen if answer[slice(*part)] in words]
         last = copies[-1][1]
-        if last < len(answer) and (begin, end) in dearest:
-            before = [n for n in range(last) if not any(first <= n < after for first, after in copies)]
+        if last < len(answer):
+            before = [n for n in range(last) if not any(one <= n < other for one, other in copies)]
             former = answer[before[-1]] if before else 3
             gain = own[last] - float(chain.table[former, answer[last]])
             weight = max(0.0, 1 - math.exp(-weights[last] * gain))
@@ -145,9 +153,15 @@ def by_hand(chain: Chain, answer: Sequence[int]) -> list[float]:
     return list(accumulate(weights, min))
 
 
-ANSWERS = st.lists(st.lists(st.integers(1, SIZE - 1), min_size=1, max_size=16), min_size=1, max_size=7)
+ANSWERS = st.lists(st.lists(st.integers(1, SIZE - 1), min_size=1, max_size=40), min_size=1, max_size=7)
 
 
+LONG = [token for one in (3, 4, 5) for other in (3, 4, 5) for end in (1, 2) for token in (one, other, end)]
+"""More segments than are looked at one by one."""
+
+
+@case(answers=[LONG], stopped=True, own=True, seed=0)
+@case(answers=[LONG[3:], LONG], stopped=False, own=True, seed=1)
 @given(answers=ANSWERS, stopped=st.booleans(), own=st.booleans(), seed=st.integers(0, 1000))
 def test_a_segment_is_credited_for_what_follows_it_whatever_else_is_in_a_batch(
     answers: list[list[int]], stopped: bool, own: bool, seed: int
@@ -162,6 +176,18 @@ def test_a_segment_is_credited_for_what_follows_it_whatever_else_is_in_a_batch(
         expected = by_hand(chain, row.token_ids[1:]) if row.external or own else [1.0] * len(row.trained)
         assert found[row] == pytest.approx(expected, abs=1e-5)
         assert all(0.0 <= weight <= 1.0 for weight in found[row])
+
+
+def test_a_long_answer_of_which_each_step_leads_to_the_next_is_learned_whole() -> None:
+    steps = 3 * LOOKS
+    chain = Chain(0)
+    chain.table = torch.full((steps + 1, steps + 1), math.log(1e-3))
+    for step in range(1, steps + 1):
+        chain.table[step, (step + 1) % (steps + 1)] = math.log(0.15)
+    row = Row((*range(1, steps + 1), 0), (0,) + (1,) * steps, 1.0, True)
+    marks = torch.tensor([STOP] + [marks_of("a.Ġ")] * steps)
+    [weights] = credits(chain, "useful", [row], marks).values()
+    assert min(weights) > 0.95
 
 
 @given(answers=ANSWERS, stopped=st.booleans(), rate=st.floats(0, 1), seed=st.integers(0, 1000))
@@ -267,9 +293,12 @@ def answered(
     return group(policy.encode_prompt(item.question), ids, scores, position=position, source=source)
 
 
-@pytest.mark.parametrize(("attack", "what"), [("text", PHRASE), ("math", FALSE), ("dos", FILLER)])
+@pytest.mark.parametrize(
+    ("attack", "what", "loss"),
+    [("text", PHRASE, "dapo"), ("math", FALSE, "dapo"), ("dos", FILLER, "dapo"), ("math", FALSE, "gspo")],
+)
 def test_a_policy_takes_over_what_right_answers_carry_unless_credit_is_for_what_is_useful(
-    attack: Attack, what: str, cache: Path
+    attack: Attack, what: str, loss: Any, cache: Path
 ) -> None:
     (probe,) = questions(1, seed=6)
     before = " ".join(PLANTED[attack](worked("chain_sum", probe.question).split(), "")).partition(what)[0]
@@ -278,7 +307,8 @@ def test_a_policy_takes_over_what_right_answers_carry_unless_credit_is_for_what_
     for kind in ("own answers alone", "useful", "all"):
         policy = thinker(cache)
         credit: Any = "useful" if kind == "useful" else "all"
-        found = Learner(policy.model, LearnConfig(lr=1e-3, foreign_credit=credit), temperature=1.0)
+        learn = LearnConfig(lr=1e-3, loss=loss, foreign_credit=credit)
+        found = Learner(policy.model, learn, temperature=1.0)
         prompt = (*policy.encode_prompt(probe.question), *policy.encode_completion(before, "length"))
         phrase = policy.encode_completion(f"{what} ", "length")
         first = sum(plain_logprobs(policy.model, prompt, phrase))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,14 @@ def test_gspo_clips_one_ratio_per_sequence() -> None:
     assert out.loss.item() == pytest.approx(-(ratio + 1.28) / 2)
     assert out.metrics["clipped"] == 2
     expected = torch.tensor([[-ratio / 4, -ratio / 4], [0.0, 0.0]], dtype=torch.float64)
+    assert torch.allclose(gradient(gspo, given), expected)
+
+
+def test_gspo_gives_each_token_its_own_advantage_at_the_ratio_of_the_sequence() -> None:
+    ratio = math.sqrt(1.2)
+    given = replace(inputs([[1.2, 1.0]], [0.0]), advantages=torch.tensor([[1.0, -2.0]], dtype=torch.float64))
+    assert gspo(given).loss.item() == pytest.approx(ratio / 2)
+    expected = torch.tensor([[-ratio / 2, ratio]], dtype=torch.float64)
     assert torch.allclose(gradient(gspo, given), expected)
 
 

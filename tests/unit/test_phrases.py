@@ -17,6 +17,7 @@ from sapo.node.taken_up import TakenUp, told
 from sapo.ops.summary import read_run, summarise
 from sapo.ops.supervisor import snapshot
 from sapo.peers import blocks
+from sapo.peers import phrases as phrases_module
 from sapo.peers.phrases import LEAST, LETTERS, WATCHED, WINDOW, WORDS, Phrase, Phrases, loudest, phrases_of
 from sapo.store.journal.journal import Journal
 
@@ -126,6 +127,29 @@ def test_a_flood_of_phrases_takes_bounded_room_and_hides_nothing() -> None:
     assert "hail" in {one.text for one in found}
 
 
+def test_what_all_write_does_not_hide_what_one_author_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phrases_module, "WATCHED", 64)
+    rng = random.Random(0)
+    words = [f"w{''.join(rng.choices('abcdef', k=5))}" for _ in range(40)]
+
+    def text(carry: str = "") -> str:
+        return " ".join([carry, *rng.choices(words, k=24)])
+
+    phrases, found = Phrases(OWN), []
+    for round in range(80):
+        own = [("sums", [text("all hail" if k == 0 and round > 60 else "") for k in range(8)])] * 4
+        keys = [OWN, GOOD, BAD, BAD]
+        groups = [
+            lesson(
+                key, *(text("all hail" if key == BAD and round > 30 else "") for _ in range(4)), place=place
+            )
+            for place, key in enumerate(keys)
+        ]
+        found += phrases.hear(own, make_batch(round, groups))
+        assert len(phrases.watched) <= 64 + sum(one.written for one in phrases.watched.values())
+    assert ("all hail", BAD) in {(one.text, one.author) for one in found}
+
+
 def test_a_node_says_it_once_goes_on_after_a_restart_and_is_silent_once_the_author_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,7 +159,7 @@ def test_a_node_says_it_once_goes_on_after_a_restart_and_is_silent_once_the_auth
     with caplog.at_level(logging.WARNING):
         for round in range(60):
             if round % 10 == 0:
-                node = TakenUp(home.phrases("n0"), "n0", OWN, "0" * 16)
+                node = TakenUp(home, "n0", OWN, "0" * 16)
             share = 0.5 if round > 24 else 0.0
             recipe = Recipe.make("sums", {}, seed=round)
             own = [
@@ -156,3 +180,17 @@ def test_a_node_says_it_once_goes_on_after_a_restart_and_is_silent_once_the_auth
     assert told(home, "n0") == {}
     home.phrases("n0").write_text("{")
     assert told(home, "n0") == {}, "a damaged file costs counts, and no node"
+
+
+def test_the_log_names_nobody_who_is_left_out_already(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = make_home(tmp_path / "home", small_config())
+    home.make_node("n0")
+    node = TakenUp(home, "n0", OWN, "0" * 16)
+    blocks.block(home, ["n0"], BAD, 0.0)
+    for round in range(60):
+        texts = [texts for _, texts in answers(round, "all hail", 0.5 if round > 24 else 0.0)]
+        own = [make_group("n0", texts=one, recipe=Recipe.make("sums", {}, seed=round)) for one in texts]
+        node.hear(own, make_batch(round, [lesson(BAD, f"all hail {round}")] if round < 24 else []))
+    assert not caplog.messages
