@@ -131,7 +131,7 @@ class Admin:
 
     def add_user(self, name: str) -> None:
         """Create a user with a password of its own, in a file for its owner; one that is there stays."""
-        file = self._layout.password_file(ADMIN)
+        file = self._layout.password_file(name)
         if file.exists() and name in self.users():
             return
         if not file.exists():
@@ -149,7 +149,7 @@ class Admin:
 
     def knows(self, name: str) -> bool:
         """Whether there is such a user; one made here a moment ago counts, which brokers learn of later."""
-        made_here = self._layout.password_file(ADMIN).exists()
+        made_here = self._layout.password_file(name).exists()
         deadline = time.monotonic() + (SETTLE_S if made_here else 0.0)
         while name not in self.users():
             if time.monotonic() >= deadline:
