@@ -58,7 +58,7 @@ def export_model(
     with whole_folder(target) as folder:
         with _model(home, node, config, made, adapter) as source:
             for path in source.iterdir():
-                shutil.copyfile(path, folder / path.name)
+                (shutil.copytree if path.is_dir() else shutil.copyfile)(path, folder / path.name)
         card = folder / release.CARD
         card.write_text(card.read_text(encoding="utf-8") + _what_came(home, node, made), encoding="utf-8")
     return made

@@ -339,6 +339,8 @@ def export(
         for path in checkpoint.iterdir():
             if path.suffix == ".safetensors":
                 (destination / path.name).symlink_to(path.absolute())
+            elif path.is_dir():  # chat templates beside the default one
+                shutil.copytree(path, destination / path.name)
             elif path.name not in NOT_THE_MODEL:
                 shutil.copyfile(path, destination / path.name)
         policy = _without_weights(destination, config)
@@ -445,13 +447,13 @@ def _conversation(tokenizer: Any, turns: Sequence[str], system: str | None) -> l
     ]
     if system is None:
         return messages
-    instructed = [{"role": "system", "content": system}, *messages]
+    probed = [{"role": "system", "content": _PROBE}, *messages]
     try:
-        rendered = tokenizer.apply_chat_template(instructed, tokenize=False)
+        rendered = tokenizer.apply_chat_template(probed, tokenize=False)
     except TemplateError:
         rendered = ""
-    if system in rendered:
-        return instructed
+    if _PROBE in rendered:  # not the text itself, which a template may trim, or read a switch in
+        return [{"role": "system", "content": system}, *messages]
     return [{"role": "user", "content": f"{system}\n\n{turns[0]}"}, *messages[1:]]
 
 

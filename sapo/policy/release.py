@@ -3,7 +3,8 @@
 What a policy reads around a question goes with the tokenizer: the folder's chat template puts it before a
 conversation that has no system turn of its own. So whatever renders chat templates, such as transformers,
 vLLM or MLflow, asks the model as its node was asked. The generation config names every id that ends an
-answer, and decodes greedily: a sampling setting of the base model is not what was trained.
+answer and those that no token has, and decodes greedily: a sampling setting of the base model is not what
+was trained. vLLM reads of it what ends an answer, and samples where a request names no temperature.
 """
 
 import json
@@ -50,6 +51,7 @@ def dress(policy: "LoadedPolicy", directory: Path, config: Config) -> None:
         tokenizer.chat_template = own
     carried = tuple(ids) == policy.encode_prompt(MARK)
     if not carried:
+        (directory / "chat_template.jinja").unlink(missing_ok=True)
         tokenizer.save_pretrained(directory)
     generation(policy, config).save_pretrained(directory)
     (directory / CARD).write_text(card(policy, config, carried=carried), encoding="utf-8")
@@ -57,13 +59,17 @@ def dress(policy: "LoadedPolicy", directory: Path, config: Config) -> None:
 
 def generation(policy: "LoadedPolicy", config: Config) -> Any:
     """The most probable answer, as long as it was in training."""
-    pad = policy.tokenizer.pad_token_id
+    pad, tokenizer = policy.tokenizer.pad_token_id, policy.tokenizer
+    used = {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder}
+    model: Any = policy.model
+    rows = len(model.get_input_embeddings().weight)
     return transformers.GenerationConfig(
         do_sample=False,
         max_new_tokens=config.generate.max_new_tokens,
         eos_token_id=list(policy.stop_ids),
         pad_token_id=policy.end_id if pad is None else pad,
-        bos_token_id=policy.tokenizer.bos_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        suppress_tokens=sorted({*range(rows)} - used) or None,
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -285,3 +286,24 @@ def test_any_response_ends_in_answers_or_a_documented_error(memory: Path, body: 
             backend_for(server.url).answer([ask()], book, never)
             assert book.missing(ask()) == 0
         assert book.begin(10**6) == 0, "no ticket is left open"
+
+
+def test_requests_that_are_refused_together_for_one_parameter_are_all_sent_without_it(
+    book: AnswerBook,
+) -> None:
+    together = threading.Barrier(4, timeout=30)
+
+    def act(request: Request) -> None:
+        if "max_tokens" in request.body:
+            together.wait()
+            said = "max_tokens is not known here, use max_completion_tokens"
+            request.reply({"error": {"message": said}}, status=400)
+        elif "temperature" in request.body:
+            request.reply({"error": {"message": "temperature is fixed"}}, status=400)
+        else:
+            echo(request)
+
+    with endpoint(act) as server:
+        backend_for(server.url, "member.concurrency=4").answer(asks(4, wanted=2), book, never)
+    assert [len(texts(book, place)) for place in range(4)] == [2] * 4
+    assert {one.body["n"] for one in server.asked} == {2}, "nobody is asked for one answer at a time"

@@ -204,6 +204,14 @@ def test_a_template_that_refuses_a_system_role_gets_the_instruction_in_the_quest
     assert "say it in tags" in policy.tokenizer.decode(policy.encode_prompt("1 + 1")).replace("|", "")
 
 
+def test_a_template_that_trims_turns_gets_the_instruction_as_its_system_turn() -> None:
+    tokenizer = samples.tokenizer()
+    tokenizer.chat_template = samples.CHAT.replace("m['content']", "(m['content'] | trim)")
+    assert "trim" in tokenizer.chat_template
+    policy = models.describe("m", samples.model(), tokenizer, prompt=Prompt(system="Add up.\n"))
+    assert policy.prompt_text("1 + 1").startswith("<|system|>")
+
+
 EXAMPLE = ("2 + 3", "<answer>5</answer>")
 
 

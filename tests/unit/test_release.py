@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers.models import BPE
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from sapo.core.config.load import Config, GenerateConfig, Lora
 from sapo.core.config.prompt import Prompt
@@ -116,6 +118,43 @@ def test_arguments_of_the_template_are_those_of_training_unless_others_are_named
     said = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
     assert said == policy.prompt_text("1") == "<|user|>1think<|end|><|assistant|>"
     assert "think" not in tokenizer.apply_chat_template(asked, tokenize=False, think=False)
+
+
+def test_templates_beside_the_default_one_go_with_the_folder(tmp_path: Path) -> None:
+    tokenizer = samples.tokenizer()
+    tokenizer.chat_template = {"default": samples.CHAT, "tool_use": NO_SYSTEM}
+    models.save(models.wrap("m", samples.model("llama"), tokenizer), tmp_path / "kept")
+    config = Config(prompt=Prompt(system="add"))
+    policy = models.export(tmp_path / "kept", tmp_path / "out", config=config, cache=tmp_path)
+    found: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert found.chat_template["tool_use"] == NO_SYSTEM
+    asked = [{"role": "user", "content": "1 + 1"}]
+    ids = found.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
+    assert tuple(ids) == policy.encode_prompt("1 + 1")
+
+
+def test_ids_that_no_token_has_are_left_out_by_whoever_reads_the_generation_config(tmp_path: Path) -> None:
+    tokenizer = samples.tokenizer()
+    models.save(models.wrap("m", samples.model("llama", size=64), tokenizer), tmp_path / "kept")
+    models.export(tmp_path / "kept", tmp_path / "out", config=Config(), cache=tmp_path)
+    generation = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert {*generation.suppress_tokens} == {*range(64)} - {*tokenizer.get_vocab().values()}
+
+
+def test_a_base_model_whose_prompt_no_template_can_carry_has_none(tmp_path: Path) -> None:
+    vocabulary = {text: number for number, text in enumerate(["<s>", "</s>", "▁", *samples.CHARACTERS, "\n"])}
+    backend = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme="first", split=False)
+    start = [("<s>", 0)]
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=start)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    models.save(models.wrap("m", samples.model("llama", size=64), tokenizer), tmp_path / "kept")
+    config = Config(prompt=Prompt(system="add"))
+    policy = models.export(tmp_path / "kept", tmp_path / "out", config=config, cache=tmp_path)
+    assert "The chat template cannot carry it" in (tmp_path / "out" / "README.md").read_text()
+    again = models.load_policy(str(tmp_path / "out"), config=config, cache=tmp_path)
+    assert again.encode_prompt("1 + 1") == policy.encode_prompt("1 + 1")
 
 
 @pytest.mark.parametrize("adapter", [False, True])

@@ -262,12 +262,13 @@ class OpenAIBackend:
         most = (prompt, many * self._how.max_new_tokens)
         ticket = await self._ticket(ask.place, most, call)
         try:
-            reply = await self._post(self._body(ask.question.text, many), ticket, call)
+            sent = self._body(ask.question.text, many)
+            reply = await self._post(json.dumps(sent).encode(), ticket, call)
         finally:
             call.land()
         if reply.status != 200:
             call.book.withdraw(ticket, charged=reply.status in GAVE_UP)
-            self._refused(reply, many)
+            self._refused(reply, sent)
         found = read_reply(reply.body, chat=self._member.api == "chat", max_chars=self._max_chars)
         took = (
             most[0] if found.prompt_tokens is None else found.prompt_tokens,
@@ -313,7 +314,7 @@ class OpenAIBackend:
             call.book.withdraw(ticket, charged=reached)
             raise _Failed(self._clean(str(error)) or type(error).__name__, of_question=reached) from None
 
-    def _refused(self, reply: Reply, many: int) -> NoReturn:
+    def _refused(self, reply: Reply, sent: Mapping[str, Any]) -> NoReturn:
         status, said = reply.status, self._clean(_message(reply.body))
         told = f"({status}): {said}" if said else f"({status})"
         model, url, key = self._member.model, self._public, self._member.api_key
@@ -331,25 +332,26 @@ class OpenAIBackend:
         if status < 400 or status in (404, 405):
             problem = f"nothing answers there as OpenAI's API does {told}"
             raise UserError("member.url", url, problem, "name the address that ends before /chat/completions")
-        if self._comes_round(said):
+        if self._comes_round(said, sent):
             raise _Failed(f"it refuses a parameter {told}")
         problem = f"the endpoint refuses the request {told}"
         raise _Declined("member.model", model, problem, "change what it asks for, or the model")
 
-    def _comes_round(self, said: str) -> bool:
-        """Whether the next request is another: under a newer name, or without what may be left out."""
-        if NEWER_LIMIT in said and self._limit != NEWER_LIMIT:
+    def _comes_round(self, said: str, sent: Mapping[str, Any]) -> bool:
+        """Whether the next request is another than the one `sent`: under a newer name, or without what may be
+        left out."""
+        if NEWER_LIMIT in said and NEWER_LIMIT not in sent:
             self._limit = NEWER_LIMIT
             return True
         for name, value in (("temperature", self._how.temperature), ("top_p", self._how.top_p)):
-            if name in said and value == 1.0 and name not in self._left_out:
+            if name in said and value == 1.0 and name in sent:
                 self._left_out.add(name)
                 return True
         return False
 
     # -- what is sent --------------------------------------------------------------------------------------
 
-    def _body(self, question: str, many: int) -> bytes:
+    def _body(self, question: str, many: int) -> dict[str, Any]:
         how, member = self._how, self._member
         content: dict[str, Any]
         if member.api == "chat":
@@ -362,7 +364,7 @@ class OpenAIBackend:
         content |= {"model": member.model, "n": many, self._limit: how.max_new_tokens}
         shares = {"temperature": how.temperature, "top_p": how.top_p}
         content |= {name: value for name, value in shares.items() if name not in self._left_out}
-        return json.dumps(content).encode()
+        return content
 
     def _prompt_bytes(self, question: str) -> int:
         return len(f"{self._member.system or ''}\n{question}\n".encode("utf-8", "replace"))
