@@ -15,6 +15,8 @@ CONFIDENCE, POWER = 0.95, 0.8
 ALPHA = 0.05
 ARRANGEMENTS = 3_500
 """Permutation test: enumerate all splits up to this many (7 vs 7), sample this many beyond."""
+ALIKE = 1e-9
+"""Shares that differ by less are one share, summed in two orders."""
 HALF = 0.5 + 1e-9
 """A survival curve has come down to one half here: products of fractions miss it by a rounding error."""
 
@@ -213,10 +215,11 @@ def time_to(points: Sequence[tuple[float, float]], target: float) -> tuple[float
         raise ValueError("a curve without points reaches nothing")
     before: tuple[float, float] | None = None
     for x, y in points:
-        if y >= target:
-            if before is None:
+        if y >= target - ALIKE:
+            if before is None or before[1] >= y:
                 return x, True
-            return before[0] + (x - before[0]) * (target - before[1]) / (y - before[1]), True
+            part = (target - before[1]) / (y - before[1])
+            return before[0] + (x - before[0]) * min(1.0, part), True
         before = (x, y)
     return points[-1][0], False
 

@@ -132,6 +132,12 @@ def test_a_target_is_met_on_the_line_between_two_exams() -> None:
     assert time_to([(0, 0.3), (100, 0.2)], 0.25) == (0, True)
 
 
+def test_a_target_is_met_by_a_share_that_only_rounding_tells_from_it() -> None:
+    share, same = 0.4270833333333333, 0.42708333333333337
+    assert time_to([(0, 0.1), (100, share), (200, share)], same) == (100, True)
+    assert time_to([(0, share)], same) == (0, True)
+
+
 def test_a_noisy_curve_is_made_to_rise_by_averaging_what_falls() -> None:
     assert rising([(0, 0.1), (1, 0.5), (2, 0.2), (3, 0.6)]) == [(0, 0.1), (1, 0.35), (2, 0.35), (3, 0.6)]
 
