@@ -51,7 +51,7 @@ COLUMNS = (
     (TO_HALF, "rounds until half of their answers have the trait", 1.0, ".0f"),
     (SHARE_SPREAD, "answers with the trait at the end, %", 100.0, ".1f"),
     (ANSWER_SPREAD, "tokens of an answer at the end", 1.0, ".1f"),
-    (HOSTILE, "learned from the hostile author, %", 100.0, ".1f"),
+    (HOSTILE, "tokens from hostile authors, %", 100.0, ".1f"),
     (LOCAL, "`reward/local`", 1.0, ".3f"),
     (TOTAL, "paper's metric", 1.0, ".1f"),
     (PER_NODE, "tokens per node", 1.0, ",.0f"),

@@ -59,7 +59,7 @@ MEANINGS: Mapping[str, str] = {
     SHARE_SPREAD: "share of these nodes' own answers (of one task where the grid says so) that have the "
     "trait, in as many last rounds as a moving average has",
     ANSWER_SPREAD: "tokens of such an answer in these rounds",
-    FOREIGN: "share of the tokens learned from that others wrote, mean over nodes and rounds",
+    FOREIGN: "share of the tokens in a loss that others wrote, before any credit, mean over nodes and rounds",
     HOSTILE: "the share of those that a hostile author wrote",
     PASS_SPREAD: "share of held-out questions passed after the last round, mean over these nodes",
     WIRE: "bytes that a node sent and took in, of groups and of weights, mean over nodes; where the grid is "

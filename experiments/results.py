@@ -31,8 +31,10 @@ POINTS = 200
 METHODS = {
     "interval": "Student's t over seeds, 95 %",
     "test": "paired t-test over seeds, two-sided; tokens_to_target: log-rank statistic, p by its place among "
-    "all arrangements of the runs on two such sides (permutation test), two-sided",
-    "adjustment": "Benjamini-Hochberg over the registered comparisons of this grid (false discovery rate)",
+    "all arrangements of the runs on two such sides (permutation test), two-sided. Always of "
+    "differences, where a ratio is shown, too",
+    "adjustment": "Benjamini-Hochberg over those registered comparisons of this grid that were run and can "
+    "be tested (false discovery rate)",
     "ratio": "geometric mean of the ratios of paired seeds, Student's t on their logarithms",
     "power": "smallest true difference that a paired t-test finds with 80 % probability at 5 %, two-sided, "
     "if differences of seeds spread as those seen",
@@ -85,6 +87,13 @@ def summarise(
         for arm, of in runs.items()
     }
     targets = target_section(grid, runs)
+    arms = {
+        arm: arm_section(grid, arm, runs[arm], figures, choices.get(arm)) for arm in grid.arms if runs[arm]
+    }
+    first = next(iter(arms.values()))
+    for one in arms.values():
+        if (one["nodes"], one["rounds"]) != (first["nodes"], first["rounds"]):
+            one["against_first"].pop(metrics.TOTAL, None)  # a sum over nodes and rounds
     exams = [exam for record in records for exam in record.exams]
     return {
         "name": grid.name,
@@ -106,11 +115,7 @@ def summarise(
             if grid.exam.ensemble is not None or not name.startswith("ensemble/")
         },
         "methods": dict(METHODS),
-        "arms": {
-            arm: arm_section(grid, arm, runs[arm], figures, choices.get(arm))
-            for arm in grid.arms
-            if runs[arm]
-        },
+        "arms": arms,
         "planned": planned_section(grid, choices, seeds),
         "comparisons": comparison_section(grid, figures, targets),
         "target": targets,
