@@ -41,7 +41,8 @@ class Prober:
         guard = self.config.guard
         if not self.questions or guard.action != "rollback" or not guard.falling_probes:
             return set()
-        best = probes.best_of(probes.read(self.path, self.incarnation, lasting=math.inf))
+        found = probes.read(self.path, self.incarnation, lasting=math.inf)
+        best = probes.best_of(probes.comparable(found))
         return set() if best is None else {best.round}
 
     def went_back(self, round: int, target: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sapo.core.intervals import paired_interval
-from sapo.core.types import Question
+from sapo.core.types import Question, canonical, sha256
 from sapo.policy.evaluate import Evaluation, examples
 
 
@@ -29,6 +29,8 @@ class Probe:
     greedy: tuple[int, ...]
     answers: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     asked: tuple[int, ...] | None = None
+    questions: str = ""
+    """Digest of the questions' texts; empty in files of older releases."""
 
 
 def append(
@@ -41,6 +43,8 @@ def append(
         for place in examples(questions)
     }
     line = {"incarnation": incarnation, "round": round, **bits(found), "answers": answers}
+    if questions:
+        line["questions"] = sha256(canonical([question.text for question in questions]))[:16]
     with path.open("a", encoding="utf-8") as file:
         file.write(f"\n{json.dumps(line)}\n")  # a line that a crash cut short ends here
 
@@ -62,7 +66,8 @@ def parse(round: int, kept: Mapping[str, Any]) -> Probe:
     sampled, greedy = (tuple(map(int, kept[name])) for name in ("first", "greedy"))
     answers = {question: (text, passed) for question, (text, passed) in kept.get("answers", {}).items()}
     asked = kept.get("asked")
-    return Probe(round, sampled, greedy, answers, None if asked is None else tuple(asked))
+    asked = None if asked is None else tuple(asked)
+    return Probe(round, sampled, greedy, answers, asked, kept.get("questions", ""))
 
 
 def read(path: Path, incarnation: str, *, lasting: float = 0) -> list[Probe]:
@@ -87,6 +92,16 @@ def read(path: Path, incarnation: str, *, lasting: float = 0) -> list[Probe]:
     return [found[round] for round in sorted(found)]
 
 
+def comparable(found: Sequence[Probe]) -> list[Probe]:
+    """The probes that asked the same questions as the newest: `eval.probe_questions` may change mid-run."""
+    return [one for one in found if _same_questions(one, found[-1])]
+
+
+def _same_questions(one: Probe, other: Probe) -> bool:
+    known = one.questions and other.questions
+    return len(one.sampled) == len(other.sampled) and (not known or one.questions == other.questions)
+
+
 @dataclass(frozen=True, slots=True)
 class Fall:
     """The best probe's round, and what the newest ones lost since, in words."""
@@ -103,9 +118,10 @@ def best_of(found: Sequence[Probe]) -> Probe | None:
 def fall(found: Sequence[Probe], many: int) -> Fall | None:
     """Whether the last `many` probes, by round, are each below the best by more than chance.
 
-    Probes are compared on the same questions, pair by pair: the lower end of the 95 % interval of what was
+    Probes of the same questions are compared pair by pair: the lower end of the 95 % interval of what was
     lost lies above 0. None for `many` = 0.
     """
+    found = comparable(found)
     best = best_of(found)
     last = [probe for probe in found[-many:] if best is not None and probe.round > best.round] if many else []
     if best is None or not many or len(last) < many:

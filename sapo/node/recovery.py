@@ -83,6 +83,13 @@ class Recovery:
         """Make the journal's rounds since a checkpoint again, and compare each with its result. Returns what
         is other here than it was for rounds not found to be the same; empty if all are."""
         results = self.journal.results(found.round - 1)
+        held = {result.round for result in results}
+        gone = [round for round in range(found.round, self.journal.finished_rounds()) if round not in held]
+        if gone:
+            raise Mismatch(
+                f"{self.name}: the newest whole checkpoint is that of round {found.round}, and the journal "
+                f"no longer holds rounds {gone[0]} to {gone[-1]}: bring home the node's folder from a backup"
+            )
         repeater = Repeater(
             self.policy,
             self.learner,

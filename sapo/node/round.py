@@ -44,7 +44,7 @@ from sapo.peers.quotas import divide
 from sapo.peers.sampling import Draw
 from sapo.policy.models import Digests
 from sapo.policy.tokenise import Tokens
-from sapo.provenance.reexecute import learn_of
+from sapo.provenance.reexecute import settle
 from sapo.tasks.questions import QuestionStream
 
 log = logging.getLogger(__name__)
@@ -463,7 +463,9 @@ class NodeRuntime:
         found = self._now.metrics
         found["time/update"] = finished - started - found.get("time/gossip", 0.0)
         found["time/round"] = sum(found.get(f"time/{stage}", 0.0) for stage in STAGES)
-        found[SPENT] = self._last.get(SPENT, 0.0) + finished - self._since
+        found[SPENT] = self._last.get(SPENT, 0.0) + max(
+            0.0, finished - self._since
+        )  # a clock may be set back
         if found["time/round"] > 0 and "tokens/generated" in found:
             found["tokens/per_second"] = found["tokens/generated"] / found["time/round"]
 
@@ -486,7 +488,7 @@ class NodeRuntime:
             died = int(times) + 1 if round == str(self.round) else 0
         if died >= ATTEMPTS:
             batch = self._now.batch = self._own_part(batch, died)
-        self.parts.learner.set_learn(learn_of(batch, self.parts.learner.device))
+        settle(self.parts.learner, batch)  # it may have been recorded under the config before this one
         mark.write_text(f"{self.round} {died}")
         step = self.parts.learner.step(batch)
         mark.unlink()

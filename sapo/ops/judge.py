@@ -82,7 +82,7 @@ def judge_swarm(config: Config, home: Home, nodes: Sequence[str] | None = None) 
         passed_over: dict[str, str] = {}
         new = []
         for name in home.choose_nodes(config, nodes):
-            found = checkpoint.load_latest(home.checkpoints(name))
+            found = newest(home, name)
             if found is None:
                 passed_over[name] = "has no whole checkpoint yet"
             elif found.round <= verdicts.last_round(name, found.incarnation):
@@ -177,7 +177,7 @@ def evaluate_swarm(
     """
     names = home.choose_nodes(config, nodes)
     if not nodes:
-        whole = [name for name in names if checkpoint.load_latest(home.checkpoints(name)) is not None]
+        whole = [name for name in names if newest(home, name) is not None]
         for name in sorted({*names} - {*whole}):
             log.warning("%s is not evaluated: it has no whole checkpoint yet", name)
         names = whole or names
@@ -224,10 +224,20 @@ def _begun_with(config: Config) -> str:
     return canonical([config.policy(), config.generate.max_new_tokens])
 
 
+def newest(home: Home, name: str) -> Checkpoint | None:
+    """A node's newest whole checkpoint, of its journal's incarnation where it has one: a node that began
+    anew keeps the checkpoints it had before."""
+    incarnation = None
+    if home.journal(name).exists():
+        with Journal.read_only(home.journal(name)) as journal:
+            incarnation = journal.incarnation
+    return checkpoint.load_latest(home.checkpoints(name), incarnation=incarnation)
+
+
 def load_newest(home: Home, name: str, policy: LoadedPolicy, option: str = "--node") -> Checkpoint:
     """Load the newest whole checkpoint's weights. Raises `UserError` naming `option` where there is none."""
     for attempt in range(ATTEMPTS):
-        found = checkpoint.load_latest(home.checkpoints(name))
+        found = newest(home, name)
         if found is None:
             break
         try:

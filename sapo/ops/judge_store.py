@@ -62,15 +62,20 @@ class Standing:
 
 class Verdicts:
     """The table in a home's `judge.sqlite`; made where there is none. Several processes may judge at once.
-    Raises `UserError` where the file cannot be made or written."""
+    Raises `UserError` where the file cannot be made or written, or is damaged."""
 
     def __init__(self, path: Path) -> None:
         try:
             self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
             self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.execute(_SCHEMA)
-        except sqlite3.OperationalError as error:
-            remedy = "choose a --home that can be written"
+        except sqlite3.DatabaseError as error:
+            writable = isinstance(error, sqlite3.OperationalError)
+            remedy = (
+                "choose a --home that can be written"
+                if writable
+                else "move the file away; judging begins anew"
+            )
             raise UserError("--home", str(path.parent), f"{path.name}: {error}", remedy) from None
 
     def close(self) -> None:

@@ -105,8 +105,7 @@ class Repeater:
             if threads not in range(1, MAX_THREADS + 1):
                 raise Damaged(batch.node, batch.round, f"it names {threads!r:.40} threads")
             torch.set_num_threads(int(threads))
-        self.learner.set_learn(learn_of(batch, self.learner.device), temperature=batch.temperature)
-        self.learner.guard = settings(GuardConfig, batch.guard, batch.node, batch.round)
+        settle(self.learner, batch)
         return self.learner.step(batch)
 
     def go_back(self, round: int, target: int) -> None:
@@ -130,6 +129,13 @@ class Repeater:
             if self._at <= target <= round:
                 self._kept[target] = Snapshot(self.policy, self.learner)
         self._at = round + 1
+
+
+def settle(learner: Learner, batch: Batch) -> None:
+    """Put a learner under the settings that a batch was recorded with. Raises `Damaged` where these are
+    none."""
+    learner.set_learn(learn_of(batch, learner.device), temperature=batch.temperature)
+    learner.guard = settings(GuardConfig, batch.guard, batch.node, batch.round)
 
 
 def learn_of(batch: Batch, device: torch.device) -> LearnConfig:

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,4 +125,35 @@ def test_rounds_that_end_elsewhere_without_a_reason_are_refused(
 ) -> None:
     other_arithmetic(monkeypatch)
     with pytest.raises(Mismatch, match=r"round 0, .* ends with other weights; no difference .* a backup"):
+        open_node(changed(), home, deliver=False)
+
+
+@pytest.mark.parametrize("change", ["guard.min_entropy=50", "generate.temperature=0.9"])
+def test_a_round_whose_batch_is_kept_ends_under_the_settings_it_began_with(
+    home: Home, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(learner: Learner, batch: Batch) -> StepResult:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, open_node(changed(), home, deliver=False) as node:
+        patch.setattr(Learner, "step", die)
+        with pytest.raises(KeyboardInterrupt):
+            node.run_round()
+    config = changed(change)
+    home.prepare(config, Manifest.of(config))
+    with open_node(config, home, deliver=False) as node:
+        assert node.run_round().skipped is None
+    with open_node(config, home, deliver=False) as node:
+        assert node.round == DONE + 1
+        skipped = node.run_round().skipped
+        assert (skipped is None) == ("guard" not in change), "the next round has the new ones"
+
+
+def test_a_checkpoint_whose_next_rounds_the_journal_no_longer_holds_is_refused(home: Home) -> None:
+    journal = sqlite3.connect(home.journal("n0"))
+    journal.execute("PRAGMA foreign_keys = ON")
+    with journal:
+        journal.execute("DELETE FROM rounds WHERE round < 2")
+    journal.close()
+    with pytest.raises(Mismatch, match=r"that of round 0, .* no longer holds rounds 0 to 1: bring home"):
         open_node(changed(), home, deliver=False)

@@ -1,6 +1,7 @@
 """A probe that falls: by more than chance, and often enough."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,18 @@ def test_everything_else_is_none(found: list[Probe]) -> None:
 
 def test_nothing_is_looked_at_if_no_number_is_set() -> None:
     assert fall([probe(0, 200), probe(30, 0), probe(60, 0)], 0) is None
+
+
+def test_probes_of_other_questions_are_not_compared() -> None:
+    shorter = [probe(0, 200), probe(30, 0, of=100), probe(60, 0, of=100), probe(90, 0, of=100)]
+    assert fall(shorter, 2) is None
+    others = [
+        replace(probe(0, 200), questions="a"),
+        *(replace(probe(30 * k, 0), questions="b") for k in (1, 2)),
+    ]
+    assert fall(others, 2) is None
+    older = [probe(0, 200), *others[1:]]
+    assert fall(older, 2) is not None, "files of older releases do not say which questions"
 
 
 def test_two_questions_lost_among_equal_noise_are_chance() -> None:

@@ -377,6 +377,20 @@ def test_each_file_is_read_once_whatever_rounds_authors_claim(
     assert read[-1] == 6
 
 
+def test_a_damaged_index_of_what_is_held_is_made_anew_from_the_table(
+    bus: MemoryBus, store: Store, tmp_path: Path
+) -> None:
+    index = tmp_path / "archive.sqlite"
+    for damage in (None, b"garbage" * 800):
+        if damage is not None:
+            index.write_bytes(damage)
+        bus.publish([signed(0)])
+        held = HeldGroups(index)
+        counts = archiver(bus, store, held=held).run()
+        held.close()
+    assert (counts.duplicates, counts.groups) == (1, 0)
+
+
 def test_a_text_of_a_group_that_is_written_once_for_each_completion_has_a_bound() -> None:
     def unbounded(schema: Any, name: str) -> Iterator[str]:
         if isinstance(schema, dict):

@@ -8,6 +8,7 @@ from swarms import make_home, small_config
 from sapo.core.config.home import Home
 from sapo.core.errors import UserError
 from sapo.flows import evaluate
+from sapo.ops import judge
 from sapo.ops.judge import evaluate_swarm, judge_swarm
 from sapo.ops.process import Process
 from sapo.store.journal.journal import Journal
@@ -30,9 +31,9 @@ def test_a_node_that_moved_away_or_left_is_asked_no_question(home: Home) -> None
 
 
 def test_a_node_that_moved_away_is_refused_where_it_is_named(home: Home) -> None:
-    for judge in (judge_swarm, evaluate_swarm):
+    for asks in (judge_swarm, evaluate_swarm):
         with pytest.raises(UserError, match="was packed; run it where it lives now"):
-            judge(home.load_config(), home, ["n1"])
+            asks(home.load_config(), home, ["n1"])
 
 
 def test_mlflow_is_told_nothing_of_a_node_that_moved_away_or_left(
@@ -41,3 +42,14 @@ def test_mlflow_is_told_nothing_of_a_node_that_moved_away_or_left(
     monkeypatch.setattr(evaluate, "question", lambda home: {})
     monkeypatch.setattr(evaluate, "tell_all", lambda process, give, again: [*give, *again])
     assert evaluate._question(Process.at(str(home.root))) == ["n0", "n0"]
+
+
+def test_a_node_that_began_anew_is_asked_at_a_checkpoint_of_its_own(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setattr(judge.checkpoint, "load_latest", lambda _, incarnation: asked.append(incarnation))
+    judge.newest(home, "n0")
+    judge.newest(home, "n2")
+    with Journal.read_only(home.journal("n0")) as journal:
+        assert asked == [journal.incarnation, None]

@@ -3,6 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from sapo.core.errors import UserError
 from sapo.ops.judge_store import Verdict, Verdicts, curves
 
 
@@ -53,3 +56,9 @@ def test_a_node_that_began_anew_begins_anew_with_the_judge(tmp_path: Path) -> No
 def test_looking_for_verdicts_makes_no_file(tmp_path: Path) -> None:
     assert curves(tmp_path / "judge.sqlite") == {}
     assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_table_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "judge.sqlite").write_bytes(b"garbage" * 800)
+    with pytest.raises(UserError, match=r"judge\.sqlite: file is not a database; move the file away"):
+        Verdicts(tmp_path / "judge.sqlite")

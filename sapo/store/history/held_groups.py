@@ -25,14 +25,20 @@ CREATE TABLE IF NOT EXISTS held (id BLOB PRIMARY KEY, content BLOB) WITHOUT ROWI
 class HeldGroups:
     """Ids and digests of the groups in a table's files, in the file `path`, or in memory without one.
 
-    What was once held stays known when its rows are cut. Several processes may use one file.
+    What was once held stays known when its rows are cut. Several processes may use one file. A damaged one
+    is made anew: `follow` fills it from the table.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._connection = sqlite3.connect(
-            path or ":memory:", timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-        )
-        self._connection.executescript(_MADE)
+        try:
+            self._connection = _opened(path)
+        except sqlite3.OperationalError:
+            raise  # busy, or a folder that cannot be written
+        except sqlite3.DatabaseError:
+            assert path is not None
+            for end in ("", "-wal", "-shm", "-journal"):
+                path.with_name(f"{path.name}{end}").unlink(missing_ok=True)
+            self._connection = _opened(path)
 
     def close(self) -> None:
         self._connection.close()
@@ -65,3 +71,11 @@ class HeldGroups:
             for one, raw in asked
         )
         return {one: row[0].hex() for one, row in found if row is not None}
+
+
+def _opened(path: Path | None) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path or ":memory:", timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+    )
+    connection.executescript(_MADE)
+    return connection
