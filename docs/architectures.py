@@ -103,7 +103,11 @@ FAMILIES = (
     Family("OLMoE", "Olmoe", GROUPED | {"num_experts": 4, "num_experts_per_tok": 2}),
     Family("SmolLM3", "SmolLM3", GROUPED),
     Family("Granite 3", "Granite", GROUPED),
-    Family("Granite 3 MoE", "GraniteMoe", GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    Family(
+        "Granite 3 MoE",
+        "GraniteMoe",
+        GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 6.0},
+    ),
     Family("Command R", "Cohere", GROUPED),
     Family("Command R7B", "Cohere2", SLIDING),
     Family("StableLM", "StableLm", GROUPED),

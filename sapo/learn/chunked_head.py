@@ -14,7 +14,8 @@ BLOCK_BYTES = 32 << 20
 """Of float32 logits at once: few enough to stay in a processor's cache between the steps on them."""
 ACCELERATOR_BLOCK_BYTES = 256 << 20
 """The same on an accelerator, where each block costs some thirty kernel launches."""
-_LOWEST = torch.finfo(torch.float32).min
+_LOWEST = -1e30
+"""Of a logit: sums of a whole vocabulary of them stay finite."""
 
 
 def token_logprobs(

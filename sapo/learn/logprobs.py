@@ -199,7 +199,9 @@ def shares_prompts(model: torch.nn.Module) -> bool:
 
 
 def _arguments(module: torch.nn.Module) -> frozenset[str]:
-    return frozenset(inspect.signature(module.forward).parameters)
+    named = inspect.signature(module.forward).parameters
+    others = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in named.values())
+    return frozenset(named) | ({"use_cache"} if others else frozenset())  # some hand it on unnamed
 
 
 def _context(chunk: Chunk, accepted: frozenset[str]) -> dict[str, Any]:

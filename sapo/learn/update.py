@@ -303,7 +303,7 @@ class Learner:
                     total = sum(total for total, _ in done.by_group.values())
                     metrics["learn/logprob_update"] = total / counted
                 looked = {group: tokens / (3 * self.learn.epochs) for group, tokens in done.looked.items()}
-                if done.of("nan") == 0 and done.of("tokens") == 0:
+                if done.of("nan") == 0 and (done.of("tokens") == 0 or count <= 0):
                     self._forget_gradients()
                     return StepResult("no trained token", metrics, looked=looked)
             problem = self._problem(done) or (guard(metrics, self.guard) if epoch == 0 else None)

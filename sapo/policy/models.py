@@ -410,7 +410,18 @@ def with_adapter(model: Any, config: Config) -> Any:
             remedy = "name its linear layers"
             raise UserError("lora.target_modules", config.lora.target_modules, said(error), remedy) from None
     _refuse_half_tied(adapted, config.lora.target_modules)
+    _refuse_fused_experts(adapted, config.lora.target_modules)
     return adapted
+
+
+def _refuse_fused_experts(model: torch.nn.Module, targets: object) -> None:
+    """Raise `UserError` for an adapter on experts whose weights are one tensor: no engine here merges it."""
+    for name, module in model.named_modules():
+        inner = getattr(module, "base_layer", None)
+        if inner is not None and not isinstance(getattr(inner, "weight", None), torch.Tensor):
+            problem = f"{name} holds experts in one tensor"
+            remedy = 'name layers of the attention, such as ["q_proj", "v_proj"]'
+            raise UserError("lora.target_modules", targets, problem, remedy)
 
 
 def _refuse_half_tied(model: torch.nn.Module, targets: object) -> None:

@@ -1,5 +1,6 @@
 """What docs/models.md says of each family of models, on a tiny random one of it."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from architectures import COMMON, FAMILIES, Family
 from learn_support import batch, group
 
-from sapo.core.config.load import LearnConfig
+from sapo.core.config.load import Config, LearnConfig, Lora
 from sapo.core.errors import UserError
 from sapo.core.types import Sampling
 from sapo.learn.update import Learner
@@ -66,3 +67,26 @@ def test_a_family_is_sampled_trained_and_saved_as_one_policy(family: Family, tmp
 def test_a_family_that_does_not_fit_is_refused_with_the_reason(family: Family) -> None:
     with pytest.raises(UserError, match=family.refused):
         models.wrap(family.name, family.model(), tokenizer())
+
+
+def of_kind(kind: str) -> models.LoadedPolicy:
+    [family] = [family for family in FAMILIES if family.kind == kind]
+    return models.wrap(family.name, family.model(), tokenizer())
+
+
+def test_a_model_that_takes_arguments_unnamed_computes_its_activations_again() -> None:
+    policy = of_kind("GraniteMoe")
+    learner = Learner(policy.model, LearnConfig(activation_checkpointing=True), temperature=1.0)
+    made = learner.step(batch(group(policy.encode_prompt("1+1=?"), [(5, 6), (7,)], [1.0, 0.0])))
+    assert made.metrics["learn/steps"] == 1.0
+
+
+def test_an_adapter_on_experts_in_one_tensor_is_refused_and_one_on_the_attention_is_not() -> None:
+    model = of_kind("Mixtral").model
+    with pytest.raises(
+        UserError, match=r"lora\.target_modules = 'all-linear': .* name layers of the attention"
+    ):
+        models.with_adapter(copy.deepcopy(model), Config(lora=Lora(rank=2)))
+    assert (
+        models.with_adapter(model, Config(lora=Lora(rank=2, target_modules=["q_proj", "v_proj"]))) is not None
+    )

@@ -194,3 +194,17 @@ def test_an_adapter_on_the_head_is_not_overlooked() -> None:
     for modules, apart in ((["q_proj"], True), (["q_proj", "lm_head"], False)):
         adapter = peft.LoraConfig(r=2, target_modules=modules, task_type="CAUSAL_LM")
         assert (split_model(peft.get_peft_model(tiny_model(), adapter)) is not None) == apart
+
+
+@pytest.mark.parametrize("unused", [10, 19, 64])
+def test_entropy_is_the_same_where_a_block_holds_no_token_at_all(unused: int) -> None:
+    hidden, weight = (value.float() for value in leaves(8 + unused, bias=False))
+    rows, targets = torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long)
+    empty = torch.arange(8, 8 + unused)
+    found = [
+        token_logprobs(hidden, weight, None, rows, targets, temperature=1.0, unused=empty, block_bytes=size)[
+            1
+        ]
+        for size in (4 * POSITIONS * 8, 4 * POSITIONS * (8 + unused))
+    ]
+    assert found[0] == pytest.approx(found[1], abs=1e-5)

@@ -503,3 +503,8 @@ def test_more_epochs_than_a_record_may_name_are_run_where_the_config_names_them(
     made.set_learn(LearnConfig(epochs=16))
     with pytest.raises(UserError, match=r"learn\.epochs = 18"):
         made.set_learn(LearnConfig(epochs=18))
+
+
+def test_a_batch_without_own_groups_has_no_weight_within_the_bound_and_makes_no_step() -> None:
+    made = learner(LearnConfig(foreign_credit="all")).step(batch(example().groups[2]))
+    assert made.skipped == "no trained token"
