@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make swarm   a swarm of four small models learns to think on this machine, in about four minutes"
-	@echo "make swarm MODEL=smollm2   four SmolLM2-135M learn to calculate and to read, in about 25 minutes; 1.5 GB more"
+	@echo "make swarm MODEL=smollm2   four SmolLM2-135M learn to calculate and to read, in about 20 minutes; 1.5 GB more"
 	@echo "make swarm BUS=kafka   the same over a real Kafka broker, which starts and stops with it"
 	@echo "make test    the tests of everyday, in eight minutes   (make test TESTS=tests/unit: those alone)"
 	@echo "make test-all   all tests, with vLLM, browsers and outages; 2.5 GB more to install"

@@ -219,7 +219,7 @@ def _of_alike(
         return NodePlan(names, own, device, shape, memory)
     try:
         _refuse_too_large(least, device)
-        probed = probe(own, cache, progress, questions)
+        probed = probe(own, progress, questions)
     except ProbeFailed as error:
         missing.append(f"{names[0]}: seconds, tokens and bytes of history, for {error}")
         return NodePlan(names, own, device, shape, memory)

@@ -110,14 +110,14 @@ def as_probed(config: Config) -> Config:
     return parse(values | {"node": {}})
 
 
-def probe(config: Config, cache: Path, progress: Progress, questions: int) -> Probed:
+def probe(config: Config, progress: Progress, questions: int) -> Probed:
     """Try a node's config, as `as_probed` changes it, with so many questions of each task.
 
     Raises `ProbeFailed`.
     """
     with tempfile.TemporaryDirectory(prefix="sapo-try-") as scratch:
         folder = Path(scratch)
-        values = {"config": config.model_dump(mode="json"), "cache": str(cache), "questions": questions}
+        values = {"config": config.model_dump(mode="json"), "questions": questions}
         (folder / CONFIG).write_text(json.dumps(values), encoding="utf-8")
         env = {**os.environ, **thread_settings(config.threads), "SAPO_KEYS": str(folder / "keys")}
         log = folder / "log"
@@ -145,7 +145,7 @@ def main(argv: list[str]) -> int:
     values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     config = parse(values["config"])
     try:
-        found = _measure(folder, config, Path(values["cache"]), values["questions"])
+        found = _measure(folder, config, values["questions"])
     except SapoError as error:
         say(str(error))
         return 1
@@ -153,7 +153,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _measure(folder: Path, config: Config, cache: Path, questions: int) -> Probed:
+def _measure(folder: Path, config: Config, questions: int) -> Probed:
     from sapo.bus.memory import MemoryBus
     from sapo.node.round import NodeRuntime
     from sapo.store.history import create_tables
@@ -165,9 +165,7 @@ def _measure(folder: Path, config: Config, cache: Path, questions: int) -> Probe
     with open_workers(probed) as workers:
         workers.check(probed.tasks)
         bare = peak_memory()
-        with NodeRuntime.open(
-            probed, probed.nodes[0], home, bus=MemoryBus(), cache=cache, workers=workers
-        ) as node:
+        with NodeRuntime.open(probed, probed.nodes[0], home, bus=MemoryBus(), workers=workers) as node:
             found = ask_tasks(node, questions, partial(_tell, folder))
             _tell(folder, "an update", 0, 1)
             node.run_round()

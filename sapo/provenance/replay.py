@@ -148,6 +148,8 @@ def _start(
     if later and not notes:
         option = "--to" if first is None else "--from"
         problem = f"the oldest checkpoint of {node} that is kept is of round {later[0]}"
+        if later[0] > last:
+            raise UserError("NODE", node, problem, f"replay it after round {later[0]}: it has {last} so far")
         raise UserError(option, limit, problem, f"name round {later[0]} or a later one")
     why = "; ".join(notes) or "it has no checkpoint here"
     remedy = "replay it where it runs" if not later else f"begin with --from {later[0]}"

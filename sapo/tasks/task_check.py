@@ -123,9 +123,10 @@ def _distinct(task: Task, found: Sequence[Question], held_out: float) -> Finding
     many = rows if rows is not None else _guess(len(found), different)
     text = f"about {many:,}" if different < len(found) or rows else f"{different} of {len(found)} differ"
     enough = many * held_out >= FEWEST or (rows is None and different == len(found))
-    return Finding(
-        "different questions", "ok" if enough else "failed", f"{text}; {held_out:.0%} are held out"
-    )
+    text += f"; {held_out:.0%} are held out"
+    if not enough:
+        text += f", and an exam needs {FEWEST}: add more, or raise rules.held_out"
+    return Finding("different questions", "ok" if enough else "failed", text)
 
 
 def _more(task: Task, workers: TaskWorkers) -> list[Question]:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sapo.cli.commands.options import resolve
+from sapo.cli.commands.options import SHIPPED_PRESETS, resolve
 from sapo.core.config.load import load, presets
+from sapo.core.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +42,23 @@ def test_a_run_that_goes_on_keeps_its_settings() -> None:
 def test_a_preset_learns_of_foreign_answers_what_is_worthwhile_unless_it_is_the_paper_s(name: str) -> None:
     """A new preset that says nothing of it would learn whatever a right answer carries."""
     assert load(name, env={}).learn.foreign_credit == ("all" if name == "paper" else "worthwhile")
+
+
+@pytest.mark.parametrize(
+    ("sets", "env", "said"),
+    [
+        (["bus.type=kafak"], {}, "bus.type = 'kafak': must be one of .*; did you mean 'kafka'?"),
+        (["member.type=opneai"], {}, "member.type = 'opneai': must be one of .*; did you mean 'openai'?"),
+        (['rules.members=["5f0c", "aa"]'], {}, "rules.members.0 = '5f0c': must be 64 hex digits; "),
+        ([], {"SAPO_FOO": "1"}, "SAPO_FOO = 1: unknown key; .*; or unset this variable"),
+        ([], {"SAPO_LEARN__LR": "-1"}, "SAPO_LEARN__LR = -1: .*; or unset this variable"),
+        (["learn.lr=-2"], {"SAPO_LEARN__LR": "-1"}, "learn.lr = -2: "),
+    ],
+)
+def test_what_is_wrong_is_named_where_it_was_said(sets: list[str], env: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=f"^{said}"):
+        load(sets=sets, env=env)
+
+
+def test_the_help_names_every_preset() -> None:
+    assert all(name in SHIPPED_PRESETS for name in presets())

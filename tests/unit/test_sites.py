@@ -101,7 +101,6 @@ def test_every_node_of_a_joined_site_has_a_key_and_it_is_the_one_printed(
         ["archive"],
         ["pack", "n0"],
         ["unpack", "absent.tar.gz"],
-        ["import", "a0.tar.gz"],
     ],
 )
 def test_bad_input_is_one_line_with_a_remedy_and_writes_nothing(

@@ -137,7 +137,7 @@ def test_a_probe_takes_what_a_node_takes_and_leaves_nothing(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     config, seen = tiny("eval.probe_questions=20", "learn.lr=1e-4"), set()
-    found = probe(config, default_cache(), lambda what, *done: seen.add((what, *done)), questions=2)
+    found = probe(config, lambda what, *done: seen.add((what, *done)), questions=2)
     known = shape(config, default_cache())
     assert {total for what, _, total in seen if what == "trying: answers"} <= {54}
     assert ("trying: loading the model", 0, 1) in seen

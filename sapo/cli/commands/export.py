@@ -42,7 +42,7 @@ def export(
     To move a node to another machine there is `sapo pack`.
     """
     found = find_home(home)
-    found.choose_nodes(found.load_config(), [node])
+    found.choose_nodes(found.load_config(), [node], "NODE")
 
     from sapo.core.atomic_file import refuse_filled
 

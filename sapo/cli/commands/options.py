@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from sapo.core.config.load import Config
 
 SHIPPED_PRESETS = (
-    "Settings that ship with sapo: tiny, starter, paper, qwen-0.5b, qwen-1.5b-lora or qwen-0.5b-2gpu."
+    "Settings that ship with sapo: tiny, starter, smollm2, paper, qwen-0.5b, qwen-1.5b-lora or "
+    "qwen-0.5b-2gpu."
 )
 PresetOption = Annotated[str | None, typer.Option("--preset", metavar="NAME", help=SHIPPED_PRESETS)]
 ConfigOption = Annotated[
@@ -37,6 +38,7 @@ SetOption = Annotated[
         "--set", metavar="KEY=VALUE", help="One setting, e.g. learn.lr=1e-4 or node.1.model=starter:numbers."
     ),
 ]
+RoundsOption = Annotated[int | None, typer.Option(metavar="N", help="Rounds each node makes in all.")]
 HomeOption = Annotated[
     Path | None,
     typer.Option(

@@ -11,6 +11,7 @@ from sapo.cli.commands.options import (
     HomeOption,
     JsonOption,
     PresetOption,
+    RoundsOption,
     SetOption,
     counted,
     find_home,
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 STOP_LIMIT_S = 60.0
 """How long `sapo stop` waits for what it asked to stop."""
-
-RoundsOption = Annotated[int | None, typer.Option(metavar="N", help="Rounds each node makes in all.")]
 
 
 def swarm(
@@ -49,7 +48,7 @@ def swarm(
     """Run a swarm on this machine: nodes, servers, history, and a report at the end.
 
     Without --preset and --config it is preset tiny: four small models learn to work questions out, on two
-    CPU cores in about five minutes. Ctrl-C stops everything in good order.
+    CPU cores in about four minutes. Ctrl-C stops everything in good order.
     """
     from sapo.cli.commands import checks, launch
     from sapo.core.config import toml_dump
@@ -58,6 +57,8 @@ def swarm(
 
     sets = counted(sets, nodes, rounds)
     found, settings = launch.locate(preset, config, sets, home=home, resume=resume)
+    if resume and home is not None and preset is not None:
+        warn(f"--preset = {preset!r}: a run that goes on keeps its settings; change them with --set")
     if not resume and not dry_run:
         launch.refuse_second_start(found)
     launch.refuse_moved(settings, found)

@@ -70,7 +70,7 @@ def init(
     say(f"others join with: {shlex.join(words)}")
     if made.config.rules.entry == "invite":
         home = shlex.quote(str(Home.of(None, made.config).root))
-        say("who joins needs an invitation for each key that join prints:")
+        say("who joins needs an invitation for each key that join prints, made once this site runs:")
         say(f"  sapo keys invite KEY --home {home}")
         say("(--set rules.entry=open lets anybody in who reaches the broker)")
     if made.config.bus.type == "kafka" and made.config.bus.ca_file is not None:

@@ -9,8 +9,10 @@ from sapo.cli.commands.options import (
     HomeOption,
     JsonOption,
     PresetOption,
+    RoundsOption,
     SetOption,
     counted,
+    find_home,
     print_json,
     warn,
 )
@@ -31,6 +33,7 @@ def try_(
     config: ConfigOption = None,
     sets: SetOption = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", help="How many nodes.")] = None,
+    rounds: RoundsOption = None,
     home: HomeOption = None,
     questions: Annotated[
         int, typer.Option(metavar="N", min=1, help="Of each task; fewer where the answers take long.")
@@ -43,15 +46,17 @@ def try_(
     something, and what to change where none would; then memory, seconds of a round, of the exam and of the
     whole run, and disk. Takes the options of `sapo swarm`; with --home of a run, its settings.
 
-    Everything happens in a folder that is thrown away. Exits with 1 where nothing would be learned, or
-    something does not fit.
+    Everything happens in a folder that is thrown away. Exits with 1 where nothing would be learned,
+    something does not fit, or it could not be tried.
     """
     from sapo.cli.commands import checks, launch
     from sapo.cli.report.live_view import open_view
     from sapo.core.terminal import Terminal
     from sapo.core.user_cache import default_cache
 
-    found, settings = launch.locate_one(preset, config, counted(sets, nodes), home=home)
+    if home is not None and not (preset or config or sets or nodes or rounds):
+        home = find_home(home).root  # a mistyped folder is not to be another swarm's figures
+    found, settings = launch.locate_one(preset, config, counted(sets, nodes, rounds), home=home)
     checks.refuse_member(settings, "it has no model to try: `sapo member` runs anywhere")
     checks.check_built(settings)
     with open_view(settings.swarm.name) as view:
@@ -67,7 +72,7 @@ def try_(
         show(made, console)
     for line in made.warnings:
         warn(line)
-    if made.wrong:
+    if made.wrong or any(node.probed is None for node in made.nodes):
         raise typer.Exit(1)
 
 

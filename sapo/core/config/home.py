@@ -162,14 +162,14 @@ class Home:
         if name not in config.nodes:
             raise UserError(option, name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
 
-    def choose_nodes(self, config: Config, names: Sequence[str] | None) -> list[str]:
-        """The nodes that were named, else all that have begun here. Raises `UserError` for one that is
+    def choose_nodes(self, config: Config, names: Sequence[str] | None, option: str = "--node") -> list[str]:
+        """The nodes that `option` named, else all that have begun here. Raises `UserError` for one that is
         unknown or lives elsewhere, and where none has begun."""
         if config.member is not None:
             problem = "the nodes here only answer: they have no model"
             raise UserError("member.type", config.member.type, problem, "name the home of a site that learns")
         for name in names or ():
-            self.check_node(config, name)
+            self.check_node(config, name, option)
             self.refuse_moved(name)
         chosen = list(names or self.begun(config))
         if not chosen:

@@ -255,16 +255,24 @@ def load(
     if preset is not None:
         values = merge(values, preset_values(preset))
     values = merge(values, written)
-    environment = (os.environ if env is None else env).items()
+    environment, variables = (os.environ if env is None else env).items(), {}
     # a bus of another type starts afresh, so its type comes before what else is said of it
     for key, text in sorted(environment, key=lambda item: (not item[0].endswith("__TYPE"), item[0])):
         if key.startswith(ENV_PREFIX) and key not in NOT_SETTINGS:
             path = key.removeprefix(ENV_PREFIX).lower().split("__")
             values = merge(values, nested(path, literal(text)))
+            variables[".".join(path)] = key
     for item in sets:
         key, text = split_flag(item)
         values = merge(values, nested(key.split("."), literal(text)))
-    config = parse(values)
+        variables.pop(key, None)
+    try:
+        config = parse(values)
+    except UserError as error:
+        if error.field not in variables:
+            raise
+        remedy = f"{error.remedy}; or unset this variable"
+        raise UserError(variables[error.field], error.value, error.problem, remedy) from None
     for number in config.node:
         if config.swarm.site + number not in config.nodes:
             problem = f"the swarm has nodes 0 to {config.swarm.nodes - 1}"
@@ -387,6 +395,11 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
         return UserError(field, value, "unknown key", remedy)
     if first["type"] == "missing":
         return UserError(field, None, "is not set, and there is no default", f"set {field}")
+    if first["type"] == "union_tag_invalid":
+        name, tag, tags = (str(first["ctx"][key]) for key in ("discriminator", "tag", "expected_tags"))
+        near = difflib.get_close_matches(tag, re.findall(r"'([^']*)'", tags), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "correct the value"
+        return UserError(".".join([field, name.strip("'")]), tag, f"must be one of {tags}", hint)
     message = in_words(first)
     for other in kinds[1:]:
         message += ", or " + in_words(other).removeprefix("Input should be ").removeprefix("must be ")
@@ -399,7 +412,8 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
 def _kinds(first: ErrorDetails, errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """The errors of a value that may be of several kinds, which have a place each below the setting."""
     above, last = first["loc"][:-1], first["loc"][-1:]
-    if not above or first["type"] == "extra_forbidden" or {*last} & {*_keys_at(above), *TAGGED}:
+    listed = isinstance(first["loc"][-1:] and first["loc"][-1], int)
+    if not above or listed or first["type"] == "extra_forbidden" or {*last} & {*_keys_at(above), *TAGGED}:
         return []
     same = [one for one in errors if one["loc"][:-1] == above]
     return same if len(same) > 1 else []
