@@ -80,6 +80,8 @@ def jars() -> Path:
     wanted = pinned()
     names = "\n".join(f"{jar.file} {jar.sha256}" for jar in wanted)
     target = default_cache() / f"kafka-{VERSION}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
+    if target.is_dir() and not all((target / jar.file).is_file() for jar in wanted):
+        shutil.rmtree(target)  # copied by half
     return made_once(target, lambda folder: _fetch_all(wanted, folder))
 
 

@@ -24,6 +24,8 @@ def locked(path: Path) -> Iterator[None]:
 def made_once(target: Path, make: Callable[[Path], None]) -> Path:
     """The folder `target`, filled by `make` if it is not there yet. Processes that ask at once wait for the
     first; a killed or failed one leaves nothing behind that counts."""
+    if target.is_dir():
+        return target  # also where the cache cannot be written
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(target.with_name(f"{target.name}.lock")):
         if target.is_dir():

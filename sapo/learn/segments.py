@@ -11,26 +11,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.learn.unused_ids import base_of
 
-BLANK, BEFORE, AFTER, OPENS, CLOSES, TAG, ENDS, EQUALS, DIGIT, BOX, STOP = (1 << bit for bit in range(11))
+BLANK, BEFORE, AFTER, OPENS, CLOSES, TAG, ENDS, EQUALS, DIGIT, ANSWER, STOP = (1 << bit for bit in range(11))
 """Of the text of an id: it is white space; some is before it, some after it; a segment begins with it; one
-ends with it; a closing tag begins in it; a tag may end with it; it has an equals sign, a digit; a box begins
-in it; it ends an answer."""
+ends with it; a closing tag begins in it; a tag may end with it; it has an equals sign, a digit; it may close
+the tag of the answer, or open its box; it ends an answer."""
 _OPENS = re.compile(r"\s*\n\s*\S|\s*<")
 _CLOSES = re.compile(r"[.!?]\s*$|\n\s*$")
+MARKS: Mapping[str, str] = {"tags": "</", "boxed": "boxed"}
+"""What an id has that belongs to the mark of an answer, by `rules.answer`."""
 _SPACES = {"Ġ": " ", "▁": " ", "Ċ": "\n", "<0x0A>": "\n"}
 """How vocabularies write white space."""
 
 
-def mark_segments(model: Any, vocabulary: Mapping[str, int], stops: Collection[int]) -> None:
-    """Note in a model what each id says of segments, by a tokenizer's `vocabulary` and the ids that end an
-    answer. Nothing of that is saved with it."""
+def mark_segments(
+    model: Any, vocabulary: Mapping[str, int], stops: Collection[int], form: AnswerFormat = "text"
+) -> None:
+    """Note in a model what each id says of segments, by a tokenizer's `vocabulary`, the ids that end an
+    answer and the form of answers. Nothing of that is saved with it."""
     base = base_of(model)
     weight = (base.get_output_embeddings() or base.get_input_embeddings()).weight
     marks = [0] * max(len(weight), 1 + max(vocabulary.values(), default=0))
     for name, number in vocabulary.items():
-        marks[number] = marks_of(name)
+        marks[number] = marks_of(name, form)
     for number in stops:
         marks[number] = STOP
     found = torch.tensor(marks, dtype=torch.int16, device=weight.device)
@@ -43,8 +48,8 @@ def segment_marks(model: Any) -> Tensor | None:
     return found
 
 
-def marks_of(name: str) -> int:
-    """The marks of an id by its name in a vocabulary."""
+def marks_of(name: str, form: AnswerFormat = "text") -> int:
+    """The marks of an id by its name in a vocabulary, where answers have this form."""
     text = name
     for written, space in _SPACES.items():
         text = text.replace(written, space)
@@ -58,7 +63,7 @@ def marks_of(name: str) -> int:
         ENDS: text.rstrip().endswith(">"),
         EQUALS: "=" in text,
         DIGIT: re.search("[0-9]", text),
-        BOX: "boxed" in text,
+        ANSWER: MARKS.get(form, "\0") in text,
     }
     return sum(mark for mark, found in said.items() if found)
 
@@ -111,15 +116,14 @@ def segments(marks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def answer_of(marks: Sequence[int]) -> tuple[int, int]:
-    """Begin and end of the answer itself, by the marks of a completion's tokens: what stands in the last tag
-    or box of all, whatever follows; where there is none, the last segment, without the end."""
+    """Begin and end of the answer itself, by the marks of a completion's tokens: what stands in its last tag
+    or box, whatever follows; where there is none, the last segment, without the end."""
     parts = [(begin, end) for begin, end in segments(marks) if not marks[begin] & STOP]
-    for begin, end in reversed(parts):
-        boxed = next((place for place in range(begin, end) if marks[place] & BOX), None)
-        if boxed is not None and boxed + 1 < end:
-            return boxed + 1, end
-        closing = next((place for place in range(begin, end) if marks[place] & TAG), None)
-        if closing is not None:
-            opening = next((place for place in range(begin, closing) if marks[place] & ENDS), begin - 1)
-            return (opening + 1, closing) if opening + 1 < closing else (begin, end)
-    return parts[-1] if parts else (0, 0)
+    marked = [part for part in parts if any(marks[place] & ANSWER for place in range(*part))]
+    begin, end = next(iter([*marked[-1:], *parts[-1:]]), (0, 0))
+    closing = next((place for place in range(begin, end) if marks[place] & TAG), None)
+    if closing is not None:
+        opening = next((place for place in range(begin, closing) if marks[place] & ENDS), begin - 1)
+        return (opening + 1, closing) if opening + 1 < closing else (begin, end)
+    box = next((place for place in range(begin, end - 1) if marks[place] & ANSWER), begin - 1)
+    return box + 1, end

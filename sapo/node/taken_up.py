@@ -49,8 +49,9 @@ class TakenUp:
         told = {(one.author, one.dataset) for one in self._phrases.watched.values() if one.author}
         new = self._phrases.hear(answers, batch)
         left_out = blocks.read(self._blocked) if new else {}
-        for phrase in loudest(one for one in new if (one.author, one.dataset) not in told):
-            if phrase.author not in left_out:
+        fresh = [one for one in new if (one.author, one.dataset) not in told and one.author not in left_out]
+        for dataset in dict.fromkeys(one.dataset for one in fresh):
+            for phrase in loudest(one for one in fresh if one.dataset == dataset):
                 log.warning("%s", sentence(self._node, phrase, self._names))
         if new or (batch.round + 1) % EVERY == 0:
             self._write()

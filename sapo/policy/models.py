@@ -18,6 +18,7 @@ import torch
 from jinja2 import TemplateError
 from safetensors.torch import load_file
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.beside import begun
 from sapo.core.config.load import Config
 from sapo.core.config.prompt import Prompt
@@ -178,17 +179,17 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
         model = with_adapter(model, config)
     _check_template(config.prompt.template, tokenizer)
     model, lora = model.to(resolve_device(config)), config.lora is not None
-    return wrap(spec, model, tokenizer, prompt=config.full_prompt, lora=lora)
+    return wrap(spec, model, tokenizer, answer=config.rules.answer, prompt=config.full_prompt, lora=lora)
 
 
-def wrap(spec: str, model: Any, tokenizer: Any, **how: Any) -> LoadedPolicy:
+def wrap(spec: str, model: Any, tokenizer: Any, *, answer: AnswerFormat = "text", **how: Any) -> LoadedPolicy:
     """A policy from a model and a tokenizer in memory, after a trial of what a model must be able to do.
-    `how` is as in `describe`."""
+    `answer` is the form of what it answers; `how` is as in `describe`."""
     settle_positions(model)
     policy = describe(spec, model, tokenizer, **how)
     _refuse_broken(spec, model)
     mark_unused(model, _ids(tokenizer))
-    mark_segments(model, tokenizer.get_vocab(), policy.stop_ids)
+    mark_segments(model, tokenizer.get_vocab(), policy.stop_ids, answer)
     _self_check(spec, policy)
     refuse_unfit(spec, policy)
     return policy

@@ -63,8 +63,9 @@ def opened(home: Home, node: str, *, first: int | None = None, last: int | None 
     swarm = home.load_config()
     home.check_node(swarm, node, "NODE")
     config, recording = swarm.for_node(node), _recording(home, node, swarm)
-    last = _last(node, recording.count(), first, last)
-    start, notes = _start(home, node, recording.incarnation, first, last)
+    count = recording.count()
+    last = _last(node, count, first, last)
+    start, notes = _start(home, node, recording.incarnation, first, last, count)
     threads = torch.get_num_threads()
     try:
         policy = _policy(config, start, default_cache())
@@ -124,7 +125,7 @@ def _last(node: str, count: int, first: int | None, last: int | None) -> int:
 
 
 def _start(
-    home: Home, node: str, incarnation: str, first: int | None, last: int
+    home: Home, node: str, incarnation: str, first: int | None, last: int, count: int
 ) -> tuple[Checkpoint, list[str]]:
     """The checkpoint to begin at, and what there is to say of those that are damaged, wherever it begins."""
     kept = checkpoint.paths(home.checkpoints(node))
@@ -148,8 +149,8 @@ def _start(
     if later and not notes:
         option = "--to" if first is None else "--from"
         problem = f"the oldest checkpoint of {node} that is kept is of round {later[0]}"
-        if later[0] > last:
-            raise UserError("NODE", node, problem, f"replay it after round {later[0]}: it has {last} so far")
+        if later[0] >= count:
+            raise UserError("NODE", node, problem, f"let it make rounds after that: it has {count}")
         raise UserError(option, limit, problem, f"name round {later[0]} or a later one")
     why = "; ".join(notes) or "it has no checkpoint here"
     remedy = "replay it where it runs" if not later else f"begin with --from {later[0]}"

@@ -43,7 +43,7 @@ def batches(grid: Grid, folder: Path, rounds: int) -> list[list[Batch]]:
     """Batches of a swarm's nodes, round by round."""
     config = grid.config(SHARING)
     found: list[list[Batch]] = []
-    with SharedWorkers() as workers, opened(config, grid.arm[1], folder, workers, None) as swarm:
+    with SharedWorkers() as workers, opened(config, grid.arm[1], folder, workers) as swarm:
         for number in range(rounds):
             swarm.round()
             found.append([node.journal.batch(number) for node in swarm.nodes])

@@ -47,21 +47,26 @@ def test_lines_sentences_tags_and_steps_are_segments(cut: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("form", "text", "answer"),
     [
-        ("9 - 2 = 7 Ġ <answer> 1 3 </answer>", "1 3"),
-        ("9 - 2 = 7 Ġ < answer > 1 3 </ answer >", "1 3"),
-        ("So Ġ\\boxed{ 1 3 } .", "1 3 } ."),
-        ("So Ġ\\ boxed { 1 3 } . ĠI Ġhope .", "{ 1 3 } ."),
-        ("<answer> 1 3 </answer> . Ċ I Ġhope .", "1 3"),
-        ("<b> 1 2 </b> Ġ <answer> 1 3 </answer> Ġok", "1 3"),
-        ("9 - 2 = 7 Ġ 1 3", "1 3"),
-        ("<answer> </answer>", "<answer> </answer>"),
+        ("tags", "9 - 2 = 7 Ġ <answer> 1 3 </answer>", "1 3"),
+        ("tags", "9 - 2 = 7 Ġ < answer > 1 3 </ answer >", "1 3"),
+        ("tags", "<answer> 1 3 </answer> . Ċ I Ġhope .", "1 3"),
+        ("tags", "<b> 1 2 </b> Ġ <answer> 1 3 </answer> Ġok", "1 3"),
+        ("tags", "9 - 2 = 7 Ġ 1 3", "1 3"),
+        ("tags", "<answer> </answer>", "<answer> </answer>"),
+        ("boxed", "So Ġ\\boxed{ 1 3 } .", "1 3 } ."),
+        ("boxed", "So Ġ\\ boxed { 1 3 } . ĠI Ġhope .", "{ 1 3 } ."),
+        ("boxed", "<think> 9 - 2 = 7 Ċ </think> Ċ \\boxed{ 1 3 }", "1 3 }"),
+        ("text", "So Ġit Ġis Ġright . Ġ\\boxed{ 1 3 }", "Ġ\\boxed{ 1 3 }"),
+        ("text", "<think> 9 - 2 = 7 Ċ </think> Ġ 1 3", "1 3"),
+        ("text", "<think> </think> ĠThe Ġanswer Ġis Ġ1 3 .", "ĠThe Ġanswer Ġis Ġ1 3 ."),
+        ("text", "<b> x </b> Ċ #### 1 3", "#### 1 3"),
     ],
 )
-def test_an_answer_is_what_is_between_tags_else_the_last_segment(text: str, answer: str) -> None:
+def test_an_answer_is_what_its_mark_holds_else_the_last_segment(form: Any, text: str, answer: str) -> None:
     names = text.split()
-    begin, end = answer_of([*map(marks_of, names), STOP])
+    begin, end = answer_of([*(marks_of(name, form) for name in names), STOP])
     assert " ".join(names[begin:end]) == answer
 
 

@@ -267,12 +267,16 @@ def load(
         values = merge(values, nested(key.split("."), literal(text)))
         variables.pop(key, None)
     try:
-        config = parse(values)
+        return _checked(parse(values))
     except UserError as error:
         if error.field not in variables:
             raise
         remedy = f"{error.remedy}; or unset this variable"
         raise UserError(variables[error.field], error.value, error.problem, remedy) from None
+
+
+def _checked(config: Config) -> Config:
+    """A config whose overrides of single nodes fit."""
     for number in config.node:
         if config.swarm.site + number not in config.nodes:
             problem = f"the swarm has nodes 0 to {config.swarm.nodes - 1}"
