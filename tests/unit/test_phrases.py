@@ -194,3 +194,25 @@ def test_the_log_names_nobody_who_is_left_out_already(
         own = [make_group("n0", texts=one, recipe=Recipe.make("sums", {}, seed=round)) for one in texts]
         node.hear(own, make_batch(round, [lesson(BAD, f"all hail {round}")] if round < 24 else []))
     assert not caplog.messages
+
+
+def test_the_log_names_every_data_set_that_an_author_taught_something(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = make_home(tmp_path / "home", small_config())
+    home.make_node("n0")
+    node = TakenUp(home, "n0", OWN, "0" * 16)
+    for round in range(60):
+        own, taught = [], []
+        for place, dataset in enumerate(("sums", "gcd")):
+            recipe = Recipe.make(dataset, {}, seed=round)
+            own += [
+                make_group("n0", texts=texts, recipe=recipe)
+                for _, texts in answers(round, "all hail", 0.5 if round > 24 else 0.0)
+            ]
+            taught.append(lesson(BAD, f"all hail {round}", place=place).model_copy(update={"recipe": recipe}))
+        node.hear(own, make_batch(round, taught))
+    assert sorted(message.partition(" of its answers to ")[2][:4] for message in caplog.messages) == [
+        "gcd;",
+        "sums",
+    ]
