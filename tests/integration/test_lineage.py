@@ -21,7 +21,6 @@ from sapo.bus import open_bus
 from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
-from sapo.core.config.schema import GuardConfig
 from sapo.core.types import Recipe, RoundResult
 from sapo.node.tracked import open_tracked, tracker_of
 from sapo.ops.archiver import Archiver
@@ -75,11 +74,12 @@ def run_round(runtime: Any) -> RoundResult:
     place = (runtime.name, runtime.round)
     if runtime.round == ROUNDS - 1:  # the last version knows the history that all rounds before it made
         assert runtime.drain(60)
-    before = runtime.parts.learner.guard
+    before = runtime.config
     if place in (BACK, SKIPPED):
-        runtime.parts.learner.guard = GuardConfig(min_entropy=99.0)
+        guard = before.guard.model_copy(update={"min_entropy": 99.0})
+        runtime.config = before.model_copy(update={"guard": guard})
     result: RoundResult = runtime.run_round()
-    runtime.parts.learner.guard = before
+    runtime.config = before
     with closing(open_bus(runtime.config, runtime.parts.home)) as bus:
         bus.publish(runtime.journal.groups(result.round))
     return result
