@@ -416,8 +416,12 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
 def _kinds(first: ErrorDetails, errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """The errors of a value that may be of several kinds, which have a place each below the setting."""
     above, last = first["loc"][:-1], first["loc"][-1:]
-    listed = isinstance(first["loc"][-1:] and first["loc"][-1], int)
-    if not above or listed or first["type"] == "extra_forbidden" or {*last} & {*_keys_at(above), *TAGGED}:
+    if (
+        not above
+        or isinstance(last[0], int)
+        or first["type"] == "extra_forbidden"
+        or {*last} & {*_keys_at(above), *TAGGED}
+    ):
         return []
     same = [one for one in errors if one["loc"][:-1] == above]
     return same if len(same) > 1 else []
