@@ -24,6 +24,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.rng import rng
 from sapo.core.types import SignedGroup
 from sapo.experiments.grid import identity
+from sapo.node.parts import open_parts
 from sapo.node.round import NodeRuntime
 from sapo.peers.signing import Identity
 from sapo.store.journal.outbox import PublishSink
@@ -161,7 +162,9 @@ def arm(config: Config, folder: Path, seed: int) -> Iterator[Arm]:
         nodes = [
             stack.enter_context(
                 NodeRuntime.open(
-                    config, name, home, bus=bus, deliver=False, incarnation=f"{seed:08x}{number:08x}"
+                    open_parts(
+                        config, name, home, bus=bus, deliver=False, incarnation=f"{seed:08x}{number:08x}"
+                    )
                 )
             )
             for number, name in enumerate(config.nodes)

@@ -40,6 +40,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.rng import rng
 from sapo.core.types import Completion, Group, Question, Recipe, SignedGroup
 from sapo.core.user_cache import default_cache
+from sapo.node.parts import open_parts
 from sapo.node.round import NodeRuntime
 from sapo.peers.signing import Identity, seal
 from sapo.policy.starter import prepare
@@ -161,7 +162,8 @@ def live(
     own = Identity.load_or_create(home.key("n0")).key
     config = configured(sizes, [*members, own] if members else ())
     home.prepare(config, Manifest.of(config))
-    with NodeRuntime.open(config, "n0", home, bus=SqliteBus(folder / "bus.db"), deliver=False) as node:
+    parts = open_parts(config, "n0", home, bus=SqliteBus(folder / "bus.db"), deliver=False)
+    with NodeRuntime.open(parts) as node:
         for signed in met:
             node.parts.intake.admission.streams.note(Group.model_validate_json(signed.payload), time.time())
             node.parts.intake.quotas.judged(signed.key, 0.0, True)

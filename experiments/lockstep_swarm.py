@@ -21,6 +21,7 @@ from sapo.core.rng import rng
 from sapo.core.types import Batch, Outcome, Received, Recipe, RoundResult, SignedGroup
 from sapo.core.user_cache import default_cache
 from sapo.learn.collate import select
+from sapo.node.parts import open_parts
 from sapo.node.round import NodeRuntime
 from sapo.peers.sampling import sample_self
 from sapo.policy import starter
@@ -298,15 +299,17 @@ def opened(
         nodes = [
             stack.enter_context(
                 NodeRuntime.open(
-                    config,
-                    name,
-                    home,
-                    clock=clock,
-                    bus=bus,
-                    incarnation=f"{config.swarm.seed:08x}{number:08x}",
-                    deliver=False,
-                    workers=workers,
-                    timed=False,
+                    open_parts(
+                        config,
+                        name,
+                        home,
+                        clock=clock,
+                        bus=bus,
+                        incarnation=f"{config.swarm.seed:08x}{number:08x}",
+                        deliver=False,
+                        workers=workers,
+                        timed=False,
+                    )
                 )
             )
             for number, name in enumerate(config.nodes)

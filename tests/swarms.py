@@ -15,6 +15,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
 from sapo.core.user_cache import default_cache
+from sapo.node.parts import open_parts
 from sapo.node.round import NodeRuntime
 from sapo.ops.archiver import Archiver
 from sapo.policy import starter
@@ -61,7 +62,7 @@ def make_home(path: Path, config: Config) -> Home:
 
 
 def open_node(config: Config, home: Home, name: str = "n0", **how: Any) -> NodeRuntime:
-    """A node with the test run's task workers and no tracking server; `how` is more for `NodeRuntime.open`.
+    """A node with the test run's task workers and no tracking server; `how` is more for `open_parts`.
 
     Its streams of questions and answers are the same every time.
     """
@@ -72,7 +73,7 @@ def open_node(config: Config, home: Home, name: str = "n0", **how: Any) -> NodeR
                 home.make_node(name)
                 write_first(home.key(name), make_identity(f"node {name}").to_pem())
         how.setdefault("workers", shared_workers(config.for_node(name)))
-    return NodeRuntime.open(config, name, home, **how)
+    return NodeRuntime.open(open_parts(config, name, home, **how))
 
 
 def hand_over(node: NodeRuntime, *buses: Bus) -> None:

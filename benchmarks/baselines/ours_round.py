@@ -15,6 +15,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.types import Group, Outcome
 from sapo.experiments.grid import identity
 from sapo.node import round
+from sapo.node.parts import open_parts
 from sapo.node.scoring import score_groups
 from sapo.tasks.workers import TaskWorkers
 
@@ -40,7 +41,7 @@ def main() -> None:
         ]
 
     round.score_groups = scored
-    with round.NodeRuntime.open(config, "n0", home, incarnation=work.incarnation) as runtime:
+    with round.NodeRuntime.open(open_parts(config, "n0", home, incarnation=work.incarnation)) as runtime:
         while (asked := requests.next()) is not None:
             scores = asked
             began = time.perf_counter()

@@ -12,6 +12,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.user_cache import default_cache
+from sapo.node.parts import open_parts
 from sapo.node.round import NodeRuntime
 from sapo.policy import checkpoint, models
 from sapo.provenance.replay import opened
@@ -45,7 +46,8 @@ def _make(config: Config, home: Home) -> None:
     for name in config.nodes:
         home.make_node(name)
     with ExitStack() as stack:
-        nodes = [stack.enter_context(NodeRuntime.open(config, name, home, bus=bus)) for name in config.nodes]
+        opened = (NodeRuntime.open(open_parts(config, name, home, bus=bus)) for name in config.nodes)
+        nodes = [stack.enter_context(node) for node in opened]
         for _ in range(config.swarm.rounds):
             for node in nodes:
                 node.run_round()

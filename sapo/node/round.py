@@ -29,7 +29,7 @@ from sapo.node.asked import Asked
 from sapo.node.async_rollout import Ahead, Answered
 from sapo.node.batch import batch_group, foreign_gaps, version_seen
 from sapo.node.guard_alarms import GuardAlarms
-from sapo.node.parts import NodeParts, open_parts
+from sapo.node.parts import NodeParts
 from sapo.node.receive import Arrivals
 from sapo.node.recovery import CHECKPOINT_TIME
 from sapo.node.rollout import Completions, Request
@@ -118,13 +118,8 @@ class NodeRuntime:
         self._load_round()
 
     @classmethod
-    def open(cls, *args: object, **kwargs: object) -> Self:
-        """Lock the node's directory, load or create everything in it and catch up with the journal.
-
-        Arguments are those of `sapo.node.parts.open_parts`. Raises `UserError` for a directory in use, a
-        home of another swarm, or a model that cannot be loaded.
-        """
-        parts = open_parts(*args, **kwargs)  # type: ignore[arg-type]
+    def open(cls, parts: NodeParts) -> Self:
+        """Take up what `sapo.node.parts.open_parts` opened, and catch up with the journal."""
         try:
             return cls(parts)
         except BaseException:

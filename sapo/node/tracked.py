@@ -31,7 +31,7 @@ def open_tracked(
     """A node whose metrics and model versions go to the MLflow at `uri`; None keeps them owed in the journal.
 
     `config` is the whole site's; where it has a `member`, the node only answers, and `stop` ends its waiting.
-    Raises as `NodeRuntime.open` and `MemberRuntime.open` do.
+    Raises as `open_parts` and `MemberRuntime.open` do.
     """
     if uri is None:
         with _open(config, name, home, (), stop) as runtime:
@@ -60,9 +60,10 @@ def _open(
         from sapo.node.member.runtime import MemberRuntime
 
         return MemberRuntime.open(config, name, home, tracking=sinks[:1], stop=stop)
+    from sapo.node.parts import open_parts
     from sapo.node.round import NodeRuntime
 
-    runtime = NodeRuntime.open(config, name, home, tracking=sinks)
+    runtime = NodeRuntime.open(open_parts(config, name, home, tracking=sinks))
     if sinks:
         sinks[1].history_version = lambda: runtime.parts.history.version
     return runtime

@@ -155,6 +155,7 @@ def main(argv: list[str]) -> int:
 
 def _measure(folder: Path, config: Config, questions: int) -> Probed:
     from sapo.bus.memory import MemoryBus
+    from sapo.node.parts import open_parts
     from sapo.node.round import NodeRuntime
     from sapo.store.history import create_tables
     from sapo.tasks.workers import open_workers
@@ -165,7 +166,8 @@ def _measure(folder: Path, config: Config, questions: int) -> Probed:
     with open_workers(probed) as workers:
         workers.check(probed.tasks)
         bare = peak_memory()
-        with NodeRuntime.open(probed, probed.nodes[0], home, bus=MemoryBus(), workers=workers) as node:
+        parts = open_parts(probed, probed.nodes[0], home, bus=MemoryBus(), workers=workers)
+        with NodeRuntime.open(parts) as node:
             found = ask_tasks(node, questions, partial(_tell, folder))
             _tell(folder, "an update", 0, 1)
             node.run_round()
