@@ -74,7 +74,7 @@ def kept(name: str) -> Json:
 
 
 def arms(found: Json) -> str:
-    """A row per arm: means over seeds, with half the width of their 95 % intervals.
+    """A row per arm: means over seeds, half the width of their 95 % intervals; seeds, if arms differ in them.
 
     An arm's `marks`, written by hand, say what a figure is over where that is not what its column says.
     """
@@ -82,12 +82,16 @@ def arms(found: Json) -> str:
     columns = [one for one in COLUMNS if any(one[0] in arm for arm in figures)]
     if all(arm.get(PASS_SPREAD) == arm[PASS_END] for arm in figures):
         columns = [one for one in columns if one[0] != PASS_SPREAD]  # all nodes are followed
-    rows = [["arm", *(heading for _, heading, _, _ in columns), "learning rate"]]
+    seeds = {name: str(len(arm["figures"][PASS_END]["per_seed"])) for name, arm in found["arms"].items()}
+    uneven = len({*seeds.values()}) > 1
+    rows = [
+        ["arm", *(["seeds"] if uneven else []), *(heading for _, heading, _, _ in columns), "learning rate"]
+    ]
     for name, arm in found["arms"].items():
         cells = [_with_interval(arm["figures"].get(one), factor, form) for one, _, factor, form in columns]
         marks = arm.get("marks", {})
         cells = [cell + marks.get(key, "") for cell, (key, *_) in zip(cells, columns, strict=True)]
-        rows.append([name, *cells, f"{arm['figures']['lr']['mean']:g}"])
+        rows.append([name, *([seeds[name]] if uneven else []), *cells, f"{arm['figures']['lr']['mean']:g}"])
     return _table(rows)
 
 
