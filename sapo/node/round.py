@@ -119,7 +119,7 @@ class NodeRuntime:
 
     @classmethod
     def open(cls, parts: NodeParts) -> Self:
-        """Take up what `sapo.node.parts.open_parts` opened, and catch up with the journal."""
+        """Take up the parts of `open_parts` and catch up with the journal; they are closed if that fails."""
         try:
             return cls(parts)
         except BaseException:
