@@ -82,16 +82,15 @@ def arms(found: Json) -> str:
     columns = [one for one in COLUMNS if any(one[0] in arm for arm in figures)]
     if all(arm.get(PASS_SPREAD) == arm[PASS_END] for arm in figures):
         columns = [one for one in columns if one[0] != PASS_SPREAD]  # all nodes are followed
-    seeds = {name: str(len(arm["figures"][PASS_END]["per_seed"])) for name, arm in found["arms"].items()}
-    uneven = len({*seeds.values()}) > 1
-    rows = [
-        ["arm", *(["seeds"] if uneven else []), *(heading for _, heading, _, _ in columns), "learning rate"]
-    ]
+    uneven = len({len(arm["seeds"]) for arm in found["arms"].values()}) > 1
+    first = ["arm", "seeds"] if uneven else ["arm"]
+    rows = [[*first, *(heading for _, heading, _, _ in columns), "learning rate"]]
     for name, arm in found["arms"].items():
         cells = [_with_interval(arm["figures"].get(one), factor, form) for one, _, factor, form in columns]
         marks = arm.get("marks", {})
         cells = [cell + marks.get(key, "") for cell, (key, *_) in zip(cells, columns, strict=True)]
-        rows.append([name, *([seeds[name]] if uneven else []), *cells, f"{arm['figures']['lr']['mean']:g}"])
+        row = [name, str(len(arm["seeds"]))] if uneven else [name]
+        rows.append([*row, *cells, f"{arm['figures']['lr']['mean']:g}"])
     return _table(rows)
 
 

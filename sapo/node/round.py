@@ -458,8 +458,8 @@ class NodeRuntime:
         found = self._now.metrics
         found["time/update"] = finished - started - found.get("time/gossip", 0.0)
         found["time/round"] = sum(found.get(f"time/{stage}", 0.0) for stage in STAGES)
-        since = max(0.0, finished - self._since)  # a clock may be set back
-        found[SPENT] = self._last.get(SPENT, 0.0) + since
+        lasted = max(0.0, finished - self._since)  # a clock may be set back
+        found[SPENT] = self._last.get(SPENT, 0.0) + lasted
         if found["time/round"] > 0 and "tokens/generated" in found:
             found["tokens/per_second"] = found["tokens/generated"] / found["time/round"]
 

@@ -12,7 +12,7 @@ from makers import finish_round, make_batch, make_batch_group, make_group, make_
 from swarms import make_home, small_config
 
 from sapo.cli.report.live_view import alarms
-from sapo.core.types import BatchGroup, Recipe
+from sapo.core.types import BatchGroup, Group, Recipe
 from sapo.node.taken_up import TakenUp, told
 from sapo.ops.summary import read_run, summarise
 from sapo.ops.supervisor import snapshot
@@ -49,6 +49,13 @@ def answers(number: int, carry: str = "", share: float = 0.0) -> list[tuple[str,
         )
         for _ in range(4)
     ]
+
+
+def written(round: int, dataset: str = "sums") -> list[Group]:
+    """The groups of a node that writes the phrase in half of its answers from round 25 on."""
+    recipe = Recipe.make(dataset, {}, seed=round)
+    texts = answers(round, "all hail", 0.5 if round > 24 else 0.0)
+    return [make_group("n0", texts=one, recipe=recipe) for _, one in texts]
 
 
 def spread(phrases: Phrases, *, teacher: str, share: float, rounds: int = 40) -> list[Phrase]:
@@ -160,12 +167,7 @@ def test_a_node_says_it_once_goes_on_after_a_restart_and_is_silent_once_the_auth
         for round in range(60):
             if round % 10 == 0:
                 node = TakenUp(home, "n0", OWN, "0" * 16)
-            share = 0.5 if round > 24 else 0.0
-            recipe = Recipe.make("sums", {}, seed=round)
-            own = [
-                make_group("n0", texts=texts, recipe=recipe) for _, texts in answers(round, "all hail", share)
-            ]
-            node.hear(own, make_batch(round, [lesson(BAD, f"all hail {round}")]))
+            node.hear(written(round), make_batch(round, [lesson(BAD, f"all hail {round}")]))
     (said,) = told(home, "n0").values()
     assert said.startswith("n0 now writes 'all hail' in ")
     assert f"% of its answers to sums; it came from bad ({BAD[:12]}). If you do not" in said
@@ -190,9 +192,7 @@ def test_the_log_names_nobody_who_is_left_out_already(
     node = TakenUp(home, "n0", OWN, "0" * 16)
     blocks.block(home, ["n0"], BAD, 0.0)
     for round in range(60):
-        texts = [texts for _, texts in answers(round, "all hail", 0.5 if round > 24 else 0.0)]
-        own = [make_group("n0", texts=one, recipe=Recipe.make("sums", {}, seed=round)) for one in texts]
-        node.hear(own, make_batch(round, [lesson(BAD, f"all hail {round}")] if round < 24 else []))
+        node.hear(written(round), make_batch(round, [lesson(BAD, f"all hail {round}")] if round < 24 else []))
     assert not caplog.messages
 
 
@@ -206,10 +206,7 @@ def test_the_log_names_every_data_set_that_an_author_taught_something(
         own, taught = [], []
         for place, dataset in enumerate(("sums", "gcd")):
             recipe = Recipe.make(dataset, {}, seed=round)
-            own += [
-                make_group("n0", texts=texts, recipe=recipe)
-                for _, texts in answers(round, "all hail", 0.5 if round > 24 else 0.0)
-            ]
+            own += written(round, dataset)
             taught.append(lesson(BAD, f"all hail {round}", place=place).model_copy(update={"recipe": recipe}))
         node.hear(own, make_batch(round, taught))
     assert sorted(message.partition(" of its answers to ")[2][:4] for message in caplog.messages) == [
