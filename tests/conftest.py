@@ -34,8 +34,7 @@ QUICK = ("unit", "contract")
 COSTLY = ("vllm", "browser")
 """Markers of what needs an engine or a browser, which `make test` does not install."""
 DEAR = (
-    # whole runs: of a swarm, of an outage, of a learning curve, of a starter's making
-    "tests/faults/test_outages.py",
+    # whole runs: of a swarm, of a learning curve, of a starter's making
     "tests/integration/test_cli_swarm.py",
     "tests/integration/test_learning.py",
     "tests/unit/test_thinker.py",

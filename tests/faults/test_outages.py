@@ -130,7 +130,6 @@ def dies_and_comes_back(scene: Scene, name: str) -> None:
     scene.until(lambda: scene.rounds()[name] > reached + 3, 60.0)
 
 
-@pytest.mark.core
 def test_services_that_hang_all_at_once_and_then_are_gone_lose_nothing(tmp_path: Path) -> None:
     """Over files: a bus that is held or moved away, a history that is moved away."""
     config = small_config(SETS)

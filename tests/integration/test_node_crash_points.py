@@ -28,7 +28,7 @@ from sapo.policy import checkpoint
 from sapo.store.history import create_tables
 from sapo.store.journal.journal import Journal
 
-pytestmark = [pytest.mark.core, pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 EVERY = 24
 """Of the states that a kill may leave, every so-manyth is tried in a short run."""
